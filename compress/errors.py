@@ -1,0 +1,59 @@
+"""Everything that can go wrong and is not a bug, and the exit code it ends the command with.
+
+CompressError
+ ├── InputError        2   recipe, command line, or an input that cannot be used as given
+ │    ├── RecipeError      a recipe or an override
+ │    └── CheckpointError  a checkpoint that is damaged, incomplete, or of a kind we do not read
+ ├── GateFailed        3   the loss is shown to be above the margin
+ ├── Inconclusive      4   the loss is not shown to be below the margin
+ ├── Refused           5   the evidence is invalid or the two sides are not comparable
+ └── PushFailed        6   a PASS that could not be published
+
+Each message is one sentence: what is wrong, the value, the fix. The command line prints it without a traceback.
+"""
+
+from typing import ClassVar
+
+
+class CompressError(Exception):
+    """Base of every error that is reported to the user as one sentence."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class InputError(CompressError):
+    """The recipe, the command line, or an input cannot be used as given."""
+
+    exit_code = 2
+
+
+class RecipeError(InputError):
+    """A recipe or an override is wrong; lists every problem with its path."""
+
+
+class CheckpointError(InputError):
+    """A checkpoint is damaged, incomplete, or of a kind that is not read."""
+
+
+class GateFailed(CompressError):
+    """The loss is shown to be above the margin."""
+
+    exit_code = 3
+
+
+class Inconclusive(CompressError):
+    """The loss is neither shown to be below nor above the margin; blocks as well."""
+
+    exit_code = 4
+
+
+class Refused(CompressError):
+    """The evidence is invalid, or source and variant are not comparable."""
+
+    exit_code = 5
+
+
+class PushFailed(CompressError):
+    """The variant passed but could not be published, or the remote bytes differ."""
+
+    exit_code = 6
