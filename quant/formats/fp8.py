@@ -1,0 +1,73 @@
+"""FP8 E4M3 weights with one scale per output channel or per tensor, and inputs scaled per token at run time.
+
+W~ = scale * code with scale = absmax / 448. Stored as compressed-tensors' `float-quantized`: `weight` float8_e4m3fn
+(O, I) and `weight_scale` in the source's dtype, (O, 1) or (1,). The scale is rounded to that dtype before the codes
+are computed, so that the codes fit the scale an engine reads. Static input scales need calibration and are left out.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from quant.elements import E4M3_MAX, e4m3, round_to, safe_scale
+from quant.format import Format, Scales, Spec
+
+__all__ = ["fp8"]
+
+
+def fp8(*, strategy: str) -> Format:
+    """FP8 with `strategy` "channel" or "tensor"; the inputs are dynamic per token either way."""
+    per_tensor = strategy == "tensor"
+    return Format(
+        name="fp8",
+        options={"strategy": strategy},
+        layout_name="float-quantized",
+        weights={"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True, "dynamic": False},
+        activations={"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True},
+        block=(None, None) if per_tensor else (1, None),
+        absmax_scope="tensor" if per_tensor else None,
+        choose=_choose_tensor if per_tensor else _choose_channel,
+        encode=_encode,
+        decode=_decode,
+        pack=_pack,
+        unpack=_unpack,
+        layout=partial(_layout, per_tensor),
+    )
+
+
+def _choose_channel(weight: Tensor, absmax: Tensor | None) -> Scales:
+    return _scales(weight.abs().amax(dim=1, keepdim=True).float(), weight.dtype)
+
+
+def _choose_tensor(weight: Tensor, absmax: Tensor | None) -> Scales:
+    if absmax is None:
+        raise ValueError("fp8 with strategy=tensor needs absmax, the largest magnitude of the whole tensor")
+    return _scales(absmax.float().reshape(1), weight.dtype)
+
+
+def _scales(absmax: Tensor, dtype: torch.dtype) -> Scales:
+    scale = safe_scale(round_to(absmax / E4M3_MAX, dtype), torch.finfo(dtype).eps)
+    return Scales(scale.to(dtype))
+
+
+def _encode(weight: Tensor, scales: Scales) -> Tensor:
+    return e4m3(weight.float() / scales.scale.float())
+
+
+def _decode(codes: Tensor, scales: Scales) -> Tensor:
+    return codes.float() * scales.scale.float()
+
+
+def _pack(codes: Tensor, scales: Scales) -> dict[str, Tensor]:
+    return {"weight": codes, "weight_scale": scales.scale}
+
+
+def _unpack(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> tuple[Tensor, Scales]:
+    return tensors["weight"], Scales(tensors["weight_scale"])
+
+
+def _layout(per_tensor: bool, shape: tuple[int, int], dtype: torch.dtype) -> dict[str, Spec]:
+    scale = Spec(dtype, (1,), by_rows=False) if per_tensor else Spec(dtype, (shape[0], 1))
+    return {"weight": Spec(torch.float8_e4m3fn, shape), "weight_scale": scale}
