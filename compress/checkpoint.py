@@ -83,9 +83,7 @@ class Checkpoint:
     @property
     def tied(self) -> bool:
         """The output head is the embedding."""
-        return (
-            bool(self.text_config.get("tie_word_embeddings", False)) and "lm_head.weight" not in self.tensors
-        )
+        return bool(self.text_config.get("tie_word_embeddings", False)) and "lm_head.weight" not in self.tensors
 
     @cached_property
     def side_files(self) -> list[Path]:
@@ -131,8 +129,8 @@ def _open_shards(path: Path) -> dict[str, TensorInfo]:
     pickles = sorted(file.name for file in path.iterdir() if file.name.endswith(PICKLES))
     if pickles:
         raise CheckpointError(
-            f"{path} holds pickled weights ({pickles[0]}), which can run code when read: convert them to safetensors on a "
-            "machine you trust with AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
+            f"{path} holds pickled weights ({pickles[0]}), which can run code when read: convert them to safetensors "
+            "on a machine you trust with AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
         )
     raise CheckpointError(
         f"{path} holds no safetensors file: give a directory with model.safetensors or shards and {INDEX}"

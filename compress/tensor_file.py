@@ -76,9 +76,7 @@ class TensorInfo:
     def rows(self, start: int, stop: int) -> "TensorInfo":
         """The run of rows [start, stop) along dim 0, itself contiguous."""
         row = self.nbytes // self.shape[0]
-        return TensorInfo(
-            Spec(self.dtype, (stop - start, *self.shape[1:])), self.path, self.offset + start * row
-        )
+        return TensorInfo(Spec(self.dtype, (stop - start, *self.shape[1:])), self.path, self.offset + start * row)
 
     def item(self, index: int) -> "TensorInfo":
         """Entry `index` along dim 0, without that dim: one expert of a fused (E, O, I) tensor."""
@@ -95,7 +93,7 @@ def read_tensor(info: TensorInfo) -> Tensor:
     buffer = torch.empty(info.nbytes, dtype=torch.uint8)
     with open(info.path, "rb", buffering=0) as file:
         file.seek(info.offset)
-        view = memoryview(buffer.numpy())
+        view = memoryview(buffer.numpy().data)
         while len(view):
             count = file.readinto(view)
             if not count:
@@ -103,11 +101,7 @@ def read_tensor(info: TensorInfo) -> Tensor:
                     f"{info.path} ends early, at a tensor of {info.nbytes} bytes: fetch the file again"
                 )
             view = view[count:]
-    return (
-        buffer.view(info.dtype).reshape(info.shape)
-        if info.nbytes
-        else torch.empty(info.shape, dtype=info.dtype)
-    )
+    return buffer.view(info.dtype).reshape(info.shape) if info.nbytes else torch.empty(info.shape, dtype=info.dtype)
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
@@ -142,9 +136,7 @@ def _parse(raw: bytes, path: Path) -> dict[str, Any]:
     try:
         entries = json.loads(raw, object_pairs_hook=unique)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(
-            f"{path} has a corrupt safetensors header ({error}): fetch the file again"
-        ) from error
+        raise CheckpointError(f"{path} has a corrupt safetensors header ({error}): fetch the file again") from error
     if not isinstance(entries, dict):
         raise CheckpointError(f"{path} has a corrupt safetensors header (no object): fetch the file again")
     return entries
@@ -154,13 +146,9 @@ def _tensor_info(path: Path, start: int, name: str, entry: Any) -> TensorInfo:
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(map(int, entry["shape"])), entry["data_offsets"]
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} has a corrupt entry for tensor {name!r}: fetch the file again"
-        ) from error
+        raise CheckpointError(f"{path} has a corrupt entry for tensor {name!r}: fetch the file again") from error
     if dtype not in DTYPES:
-        raise CheckpointError(
-            f"{path}: tensor {name!r} has dtype {dtype!r}, which is not one of {', '.join(DTYPES)}"
-        )
+        raise CheckpointError(f"{path}: tensor {name!r} has dtype {dtype!r}, which is not one of {', '.join(DTYPES)}")
     spec = Spec(DTYPES[dtype], shape)
     if end - begin != spec.nbytes or min(shape, default=0) < 0 or begin < 0:
         raise CheckpointError(
@@ -173,9 +161,7 @@ def _check_cover(path: Path, start: int, size: int, infos: Iterable[TensorInfo])
     at = start
     for info in sorted(infos, key=lambda info: (info.offset, info.nbytes)):
         if info.offset != at:
-            raise CheckpointError(
-                f"{path} has overlapping tensors or holes at byte {at}: the header is corrupt"
-            )
+            raise CheckpointError(f"{path} has overlapping tensors or holes at byte {at}: the header is corrupt")
         at += info.nbytes
     if at != size:
         raise CheckpointError(

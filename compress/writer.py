@@ -53,9 +53,7 @@ def plan_shards(specs: Mapping[str, Spec], max_shard_size: int) -> ShardPlan:
     aligned = [dict(sorted(shard.items(), key=lambda item: -item[1].dtype.itemsize)) for shard in shards]
     if len(aligned) == 1:
         return ShardPlan({"model.safetensors": aligned[0]})
-    return ShardPlan(
-        {f"model-{i:05}-of-{len(aligned):05}.safetensors": shard for i, shard in enumerate(aligned, 1)}
-    )
+    return ShardPlan({f"model-{i:05}-of-{len(aligned):05}.safetensors": shard for i, shard in enumerate(aligned, 1)})
 
 
 class ShardWriter:
@@ -81,7 +79,7 @@ class ShardWriter:
 
     def _reserve(self, filename: str, specs: dict[str, Spec]) -> None:
         header = encode_header(specs)
-        file = self._files[filename] = open(self.directory / filename, "xb", buffering=0)
+        file = self._files[filename] = (self.directory / filename).open("xb", buffering=0)
         size = len(header) + sum(spec.nbytes for spec in specs.values())
         _allocate(file, size)
         file.write(header)
@@ -133,7 +131,7 @@ class ShardWriter:
 
 
 def _write_at(file: BinaryIO, data: Tensor, at: int) -> None:
-    view = memoryview(data.view(-1).view(torch.uint8).numpy())
+    view = data.view(-1).view(torch.uint8).numpy().data
     while len(view):
         count = os.pwrite(file.fileno(), view, at)
         view, at = view[count:], at + count

@@ -1,0 +1,24 @@
+"""Which device computes, and what it can hold."""
+
+import torch
+
+from compress.errors import InputError
+
+__all__ = ["resolve_device"]
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` (a GPU where there is one), `cpu`, `cuda`, `cuda:1`, `mps`.
+
+    Raises:
+        InputError: no such device here.
+    """
+    if name == "auto":
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return accelerator or torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {name!r} is not available here: use auto, cpu, cuda, cuda:N or mps") from error
+    return device

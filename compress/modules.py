@@ -1,0 +1,121 @@
+"""The modules of a checkpoint, derived from its headers: name, class, weight. No model is built.
+
+Classes are the words that `targets` and `ignore` use: Linear, Embedding, Router, Vision, MTP. The last three are
+matrices too, but no engine quantizes them, so a target of `Linear` does not mean them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from compress.architectures import (
+    EMBEDDINGS,
+    FUSED_EXPERTS,
+    INTERLEAVED_EXPERTS,
+    MULTIMODAL,
+    NEXT_TOKEN_HEADS,
+    ROUTERS,
+    layer_of,
+)
+from compress.checkpoint import Checkpoint
+from compress.errors import CheckpointError
+from compress.tensor_file import TensorInfo
+
+__all__ = ["CLASSES", "Module", "modules"]
+
+CLASSES = ("Linear", "Embedding", "Router", "Vision", "MTP")
+
+
+@dataclass(frozen=True)
+class Module:
+    """One matrix of the model.
+
+    name      full module name; the tensor on disk is `name + ".weight"` unless it is an expert of a fused tensor
+    cls       one of CLASSES
+    weight    (O, I), where its bytes lie
+    tensor    the name of the tensor that holds it
+    """
+
+    name: str
+    cls: str
+    weight: TensorInfo
+    tensor: str
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out_features, in_features)."""
+        rows, columns = self.weight.shape
+        return rows, columns
+
+    @property
+    def layer(self) -> int | None:
+        """Index of its decoder layer."""
+        return layer_of(self.name)
+
+
+def modules(checkpoint: Checkpoint) -> list[Module]:
+    """Every matrix of the checkpoint as a module, in file order; a tied head appears under its own name."""
+    found = [module for name, info in checkpoint.tensors.items() for module in _modules_of(checkpoint, name, info)]
+    if checkpoint.tied:
+        found += [
+            Module(_head_name(module.name), "Linear", module.weight, module.tensor)
+            for module in found
+            if module.cls == "Embedding" and module.name.endswith("embed_tokens")
+        ][:1]
+    return found
+
+
+def _head_name(embedding: str) -> str:
+    """lm_head sits beside the language model: model.embed_tokens -> lm_head."""
+    prefix = embedding.removesuffix("embed_tokens").removesuffix("model.")
+    return f"{prefix}lm_head"
+
+
+def _modules_of(checkpoint: Checkpoint, name: str, info: TensorInfo) -> Iterator[Module]:
+    if len(info.shape) == 2 and name.endswith(".weight"):
+        module = name.removesuffix(".weight")
+        yield Module(module, _class_of(module, checkpoint), info, name)
+    elif len(info.shape) == 3 and ".experts." in name:
+        yield from _experts(checkpoint, name, info)
+
+
+def _class_of(name: str, checkpoint: Checkpoint) -> str:
+    parts = name.split(".")
+    layers = checkpoint.text_config.get("num_hidden_layers")
+    layer = layer_of(name)
+    if MULTIMODAL.intersection(parts):
+        return "Vision"
+    if NEXT_TOKEN_HEADS.intersection(parts) or (layer is not None and layers is not None and layer >= layers):
+        return "MTP"
+    if parts[-1] in EMBEDDINGS:
+        return "Embedding"
+    return "Router" if parts[-1] in ROUTERS else "Linear"
+
+
+def _experts(checkpoint: Checkpoint, name: str, info: TensorInfo) -> Iterator[Module]:
+    """Experts fused into one (E, O, I) tensor, as the 2-D modules that engines load: each a run of bytes of it."""
+    parent, _, child = name.removesuffix(".weight").rpartition(".")
+    if child not in FUSED_EXPERTS or not _out_in(checkpoint, child, info):
+        return
+    for expert in range(info.shape[0]):
+        matrix = info.item(expert)
+        rows = matrix.shape[0] // len(FUSED_EXPERTS[child])
+        for i, part in enumerate(FUSED_EXPERTS[child]):
+            yield Module(f"{parent}.{expert}.{part}", "Linear", matrix.rows(i * rows, (i + 1) * rows), name)
+
+
+def _out_in(checkpoint: Checkpoint, child: str, info: TensorInfo) -> bool:
+    """Whether a fused expert tensor is stored (experts, out, in) with gate above up.
+
+    Raises:
+        CheckpointError: hidden and expert width are equal, so that the orientation cannot be told.
+    """
+    config = checkpoint.text_config
+    hidden = config.get("hidden_size")
+    if config.get("model_type", "").removesuffix("_text") in INTERLEAVED_EXPERTS:
+        return False
+    _, rows, columns = info.shape
+    if rows == columns:
+        raise CheckpointError(
+            f"the fused experts {list(info.shape)} are square: whether rows are outputs cannot be told"
+        )
+    return bool(rows == hidden if child == "down_proj" else columns == hidden)

