@@ -1,0 +1,55 @@
+"""How the numbers of a metric are written for people: perplexities, their growth in percent, accuracy in points.
+
+The gate compares nats per token, bits per byte and fractions; a reader thinks in perplexities and percentages. One
+table turns one into the other, for the gate's sentences and the report alike. None (not computed) is written as a dash.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["format_loss", "format_score", "perplexity"]
+
+DASH = "–"
+
+
+@dataclass(frozen=True)
+class _Style:
+    """Writers of a score of one side, and of a loss (a bound, a margin) between the sides."""
+
+    score: Callable[[float], str]
+    loss: Callable[[float], str]
+
+
+def perplexity(nats: float | None) -> float | None:
+    """exp(nats per token); None where there is no value or the exponential is beyond float64."""
+    return None if nats is None or nats > 700 else math.exp(nats)
+
+
+def _perplexity_text(nats: float) -> str:
+    found = perplexity(nats)
+    return "over 1e304 ppl" if found is None else f"{found:.4g} ppl"
+
+
+def _growth_text(nats: float) -> str:
+    found = perplexity(nats)
+    return "over 1e306%" if found is None else f"{100 * (found - 1):+.2f}%"
+
+
+_STYLES = {
+    "log_perplexity": _Style(_perplexity_text, _growth_text),
+    "gold_nll": _Style(lambda v: f"{v:.4f} nats", lambda v: f"{v:+.4f} nats"),
+    "bits_per_byte": _Style(lambda v: f"{v:.4f} bits/B", lambda v: f"{v:+.4f} bits/B"),
+    "kl": _Style(lambda v: f"{v:.4f} nats", lambda v: f"{v:.4f} nats"),
+    "accuracy": _Style(lambda v: f"{100 * v:.1f}%", lambda v: f"{100 * v:+.2f} pp"),
+}
+
+
+def format_score(kind: str, value: float | None) -> str:
+    """A side's score of a metric of `kind`; the value is in the gate's unit."""
+    return DASH if value is None else _STYLES[kind].score(value)
+
+
+def format_loss(kind: str, value: float | None) -> str:
+    """A loss, bound or margin of a metric of `kind`, worse positive; the value is in the gate's unit."""
+    return DASH if value is None else _STYLES[kind].loss(value)

@@ -1,0 +1,1 @@
+"""Evaluation: samples, rows of scores, paired statistics, and the gate that decides on them."""
