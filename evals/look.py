@@ -21,7 +21,7 @@ from evals.statistics import (
     ratio_bounds,
 )
 
-__all__ = ["MIN_CLUSTERS", "judge"]
+__all__ = ["MIN_CLUSTERS", "fewest", "judge"]
 
 MIN_CLUSTERS = 20  # below it the t bound over clusters of unequal size loses its level
 SIGNAL_PER_MARGIN = 3  # margins a baseline must have to lose before losing none of them says anything
@@ -65,6 +65,11 @@ def judge(metric: Metric, pairs: Pairs, *, alpha: float, aa_difference: float) -
     return replace(result, reason=_reason(result))
 
 
+def fewest(metric: Metric, *, alpha: float, binary: bool) -> int:
+    """Fewest samples that may decide at this level; `binary` for answers that are right or wrong."""
+    return max(metric.min_units, min_pairs(metric.limit, alpha=alpha) if binary else MIN_CLUSTERS)
+
+
 def _binary(metric: Metric, pairs: Pairs) -> bool:
     """Whether answers are right or wrong, so that Tango's bound applies; graded scores take the paired t bound."""
     return metric.kind == "accuracy" and bool(np.isin([pairs.baseline, pairs.variant], (0.0, 1.0)).all())
@@ -88,7 +93,7 @@ def _ratio(metric: Metric, pairs: Pairs, alpha: float) -> _Estimate:
 def _enough(metric: Metric, pairs: Pairs, alpha: float) -> None:
     """Refuse too few samples for the statistics or the recipe, and a baseline with too little to lose."""
     n, binary = len(pairs.rows), _binary(metric, pairs)
-    floor = max(metric.min_units, min_pairs(metric.limit, alpha=alpha) if binary else MIN_CLUSTERS)
+    floor = fewest(metric, alpha=alpha, binary=binary)
     if n < floor:
         raise Refused(f"{n} samples are too few, at least {floor} are needed for this margin; evaluate more")
     if metric.kind != "accuracy":
