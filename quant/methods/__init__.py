@@ -1,0 +1,1 @@
+METHODS = {"rtn": None}

@@ -1,0 +1,119 @@
+"""GPTQ: round one input column at a time and let the columns still open take up each error.
+
+    minimize tr((W - W~) H (W - W~)^T),    H = sum over calibration tokens of x x^T
+
+    H^-1 = U^T U, U upper triangular
+    for column j:   q_j = encode(w_j);   e = (w_j - w~_j) / U_jj;   w_k <- w_k - e U_jk  for all k > j
+
+Source: Frantar et al., GPTQ (arXiv 2210.17323), algorithm 1 and section 3.3, whose "lazy batches" are the BLOCK below.
+Three things differ from the usual code, each because it measures better or says more:
+
+* Scales are given and fixed before the first column, one per original block. So columns can be rounded in order of
+  falling H_jj ("activation order") while the checkpoint needs no g_idx: the order leaves no trace on disk.
+* U comes from one Cholesky factorization: with J the reversal of the order, J H J = L L^T gives U = (J L J)^-1. Forming
+  H^-1 first, as is common, squares the condition number. The factorization is in float64: it costs I^3/3, as much as
+  rounding I/6 rows, and at 1 % damping the condition number of a real H passes 1e5, which leaves float32 two digits.
+* A column that no token activates keeps its weights, rounded to nearest, instead of being set to zero: other inputs may
+  use it. Damping grows tenfold until the factorization succeeds; the amount that was used is in the report.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quant.format import Format, Scales
+from quant.methods.blocks import column
+
+__all__ = ["Factor", "factorize", "gptq"]
+
+BLOCK = 128  # columns whose updates to the rest are gathered into one matrix product
+DAMPING_LIMIT = 1.0  # of the mean diagonal; beyond it H says nothing
+
+
+@dataclass(frozen=True)
+class Factor:
+    """What GPTQ needs of H, shared by all weights that read the same input.
+
+    order    (I,) int64, original column at each step
+    upper    (I, I) float32 U in that order, H^-1 = U^T U
+    damping  fraction of the mean diagonal that was added
+    dead     number of columns no token activates
+    """
+
+    order: Tensor
+    upper: Tensor
+    damping: float
+    dead: int
+
+    @property
+    def importance(self) -> Tensor:
+        """(I,) what an error in each column costs once later columns have made up for it: 1 / U_jj^2."""
+        cost = torch.empty_like(self.upper.diagonal())
+        cost[self.order] = self.upper.diagonal().square().reciprocal()
+        return cost
+
+
+def factorize(hessian: Tensor, *, damping: float) -> Factor:
+    """Order the columns by falling diagonal and factorize the damped inverse.
+
+    Args:
+        hessian: (I, I), symmetric, positive semidefinite, any float dtype.
+        damping: fraction of the mean diagonal to add, > 0.
+
+    Raises:
+        ValueError: H is not finite, or not positive definite even with the largest damping.
+    """
+    matrix = hessian.double()
+    if not bool(matrix.isfinite().all()):
+        raise ValueError("the input statistics are not finite: the calibration activations hold NaN or inf")
+    diagonal = matrix.diagonal()
+    dead = diagonal == 0
+    order = torch.argsort(diagonal, descending=True, stable=True)
+    matrix = matrix[order][:, order]
+    matrix.diagonal()[dead[order]] = 1.0 if bool(dead.all()) else diagonal.mean()
+    mean = matrix.diagonal().mean()
+    while damping <= DAMPING_LIMIT:
+        damped = matrix + torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device) * (damping * mean)
+        lower, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
+        if not bool(failed):
+            upper = _invert(lower.flip(0, 1)).float()
+            return Factor(order, upper, damping, int(dead.sum()))
+        damping *= 10
+    raise ValueError(f"the input statistics are not positive definite even with damping {damping / 10:g}")
+
+
+def gptq(weight: Tensor, fmt: Format, scales: Scales, factor: Factor) -> tuple[Tensor, Tensor]:
+    """Codes that minimize the output error under fixed scales, and the float32 weight they decode to.
+
+    Args:
+        weight: (O, I) float32; the rows of layers with the same input may be stacked.
+        fmt: the format.
+        scales: of the blocks of `weight`, in the original column order.
+        factor: of the input statistics.
+
+    Returns:
+        codes as `fmt.encode` gives them, (O, I); the weight an engine computes with, (O, I).
+    """
+    work = weight.float().t()[factor.order]  # (I, O) and in order: a column is contiguous
+    rounded, codes = torch.empty_like(work), torch.empty_like(fmt.encode(weight, scales)).t().contiguous()
+    columns = factor.order.tolist()
+    for start in range(0, len(columns), BLOCK):
+        stop = min(start + BLOCK, len(columns))
+        errors = torch.empty_like(work[start:stop])
+        for at in range(start, stop):
+            one = column(scales, fmt.block, columns[at])
+            code = fmt.encode(work[at, :, None], one)
+            codes[columns[at]] = code[:, 0]
+            rounded[columns[at]] = fmt.decode(code, one)[:, 0]
+            error = (work[at] - rounded[columns[at]]) / factor.upper[at, at]
+            errors[at - start] = error
+            work[at + 1 : stop].addr_(factor.upper[at, at + 1 : stop], error, alpha=-1)
+        work[stop:] -= factor.upper[start:stop, stop:].t() @ errors
+    return codes.t().contiguous(), rounded.t().contiguous()
+
+
+def _invert(upper: Tensor) -> Tensor:
+    identity = torch.eye(len(upper), dtype=upper.dtype, device=upper.device)
+    inverse: Tensor = torch.linalg.solve_triangular(upper, identity, upper=True)
+    return inverse
