@@ -48,15 +48,22 @@ def decide(
     `aa_difference` is by how much two runs of the baseline differ, in the unit of the loss; it widens both bounds.
     Fewer rows than the last look are evidence only if an earlier look has decided.
     """
-    n, declared = len(variant_rows), metric.plan(len(variant_rows))[-1]
     try:
         found = _looks(metric, baseline_rows, variant_rows, alpha=alpha, aa_difference=aa_difference)
+        result = _conclusion(metric, found, len(variant_rows))
     except Refused as refusal:
-        return refused(metric, n, str(refusal))
-    if found and (found[-1].decides or n == declared):
-        return found[-1]
-    reason = f"{n} of {declared} declared samples were evaluated and no look at them decided; evaluate the rest"
-    return refused(metric, n, reason)
+        result = refused(metric, len(variant_rows), str(refusal))
+    return replace(result, extra={**result.extra, "aa_difference": abs(aa_difference)})
+
+
+def _conclusion(metric: Metric, found: Sequence[MetricResult], n: int) -> MetricResult:
+    """The look that decided, or the last one if its samples are all there."""
+    declared = metric.plan(n)[-1]
+    if n < declared and not (found and found[-1].decides):
+        raise Refused(
+            f"{n} of {declared} declared samples were evaluated and no look at them decided; evaluate the rest"
+        )
+    return found[-1]
 
 
 def next_look(
@@ -92,8 +99,8 @@ def _looks(
         raise ValueError(f"alpha must be above 0 and below 0.5, got {alpha}")
     pairs = pair(metric.kind, baseline_rows, variant_rows)
     n, looks = len(pairs.rows), metric.plan(len(pairs.rows))
-    if n > looks[-1]:
-        raise Refused(f"{n} samples were evaluated where {looks[-1]} are declared")
+    if metric.samples is not None and n > metric.samples:
+        raise Refused(f"{n} samples were evaluated where {metric.samples} are declared")
     if not abs(aa_difference) <= metric.limit:
         raise Refused(f"two runs of the baseline differ by {aa_difference:g}, more than the margin {metric.limit:g}")
     found: list[MetricResult] = []
@@ -105,10 +112,13 @@ def _looks(
     return found
 
 
-def overall(results: Sequence[MetricResult], *, metrics: Sequence[Metric] = ()) -> Outcome:
+def overall(
+    results: Sequence[MetricResult], *, metrics: Sequence[Metric] = (), refusals: Sequence[str] = ()
+) -> Outcome:
     """The worst verdict of the required metrics: REFUSED, then FAIL, then INCONCLUSIVE.
 
     A required one of `metrics` without a result refuses, unless a metric has failed: a FAIL ends an evaluation early.
+    `refusals` are reasons beside the rows why the two sides do not compare; any of them refuses.
     """
     required = [result for result in results if result.required]
     warnings = tuple(
@@ -119,6 +129,8 @@ def overall(results: Sequence[MetricResult], *, metrics: Sequence[Metric] = ()) 
     verdicts = {result.verdict for result in required}
     seen = {result.metric for result in results}
     absent = [metric.id for metric in metrics if metric.required and metric.id not in seen]
+    if refusals:
+        return Outcome("REFUSED", EXIT_CODES["REFUSED"], "; ".join(refusals), warnings)
     if not required or (absent and not verdicts & {"REFUSED", "FAIL"}):
         reason = f"no result for {', '.join(absent)}" if absent else "no required metric was evaluated"
         return Outcome("REFUSED", EXIT_CODES["REFUSED"], reason, warnings)

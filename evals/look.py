@@ -59,7 +59,7 @@ def judge(metric: Metric, pairs: Pairs, *, alpha: float, aa_difference: float) -
         lower=lower,
         upper=upper,
         needed_n=found.needed if verdict == "INCONCLUSIVE" else None,
-        extra={**found.extra, **caps, **_agreement(pairs), "aa_difference": aa_difference, "alpha_look": alpha},
+        extra={**found.extra, **caps, **_agreement(pairs), "alpha_look": alpha},
     )
     result = replace(result, extra={**result.extra, **_perplexities(result)})
     return replace(result, reason=_reason(result))

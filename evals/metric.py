@@ -16,8 +16,8 @@ class Metric:
 
     margin      log_perplexity: relative increase (0.03 is 3%); gold_nll, kl: nats per token; bits_per_byte: bits;
                 accuracy: fraction (0.02 is 2 points)
-    looks       rising sample counts at which to decide, the last one declared in all; empty: all rows at once
-    samples     declared number of samples where there are no looks; None: as many as there are
+    looks       rising sample counts at which to decide, rows beyond the last are not used; empty: all rows at once
+    samples     declared number of samples, not one more or less; None: as many as there are
     min_units   fewest samples that may decide, beside the floors of the statistics themselves
     chance, min_signal, cap_hit_max   accuracy only: a guesser's accuracy, how far the baseline must be above it, and
                 the largest share of generations that may hit the length cap
@@ -87,8 +87,9 @@ class MetricResult:
         return self.verdict in ("PASS", "FAIL")
 
     def record(self) -> dict[str, Any]:
-        """Plain data for gate.json."""
-        return asdict(self)
+        """Plain data for gate.json, the metric's name as `id`."""
+        fields = asdict(self)
+        return {"id": fields.pop("metric"), **fields}
 
 
 def refused(metric: Metric, n: int, reason: str) -> MetricResult:

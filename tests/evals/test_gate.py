@@ -190,6 +190,11 @@ def test_fewer_rows_without_a_decision_are_refused(n):
     )
 
 
+def test_rows_beyond_the_last_look_are_not_used():
+    base, variant = text_rows(150), text_rows(150, shift=0.05, spread=0.1)
+    assert decide(LOOKS, base, variant, alpha=ALPHA) == decide(LOOKS, base[:120], variant[:120], alpha=ALPHA)
+
+
 def test_next_look_walks_until_a_decision():
     base, close, bad = text_rows(120), text_rows(120, shift=0.05, spread=0.1), text_rows(120, shift=0.3, spread=0.05)
 
@@ -424,9 +429,15 @@ def test_a_required_metric_without_a_result_refuses_unless_another_ended_the_eva
     assert overall([]).reason == "no required metric was evaluated"
 
 
+def test_reasons_beside_the_rows_refuse_whatever_the_metrics_say():
+    outcome = overall(results(a="PASS", soft="FAIL"), refusals=["the tokenizers differ", "no signal"])
+    assert (outcome.verdict, outcome.exit_code) == ("REFUSED", 5)
+    assert outcome.reason == "the tokenizers differ; no signal" and len(outcome.warnings) == 1
+
+
 def test_results_are_plain_json():
     for result in results(a="PASS", b="FAIL", c="INCONCLUSIVE", d="REFUSED"):
-        assert json.loads(json.dumps(result.record(), allow_nan=False))["metric"] == result.metric
+        assert json.loads(json.dumps(result.record(), allow_nan=False))["id"] == result.metric
 
 
 def test_the_normal_quantile_is_one_sided():
