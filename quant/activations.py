@@ -10,141 +10,145 @@ Left out: asymmetric inputs, and outputs. vLLM divides INT8 by 127 where compres
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["activation_quantizer", "round_e2m1"]
+from quant.elements import E2M1_MAX, E4M3_MAX, absmax_scale, e4m3, e8m0_values, mx_exponent
+
+__all__ = ["Quantizer", "activation_quantizer", "is_emulated", "round_e2m1"]
 
 Quantizer = Callable[[Tensor], Tensor]
-Round = Callable[[Tensor], Tensor]
 
-E4M3_MAX = 448.0
-E2M1_MAX = 6.0
-INT8_HALF_RANGE = 127.5
-MX_OFFSET = {"e2m1": 2, "e4m3": 8}  # exponent of the grid's largest power of two
-TINY_E4M3 = 0.125  # what compressed-tensors stores for a group scale that rounds to zero
+TINY_E4M3 = 0.125  # what compressed-tensors takes for a group's E4M3 scale that rounds to zero
 
 
 def round_e2m1(x: Tensor) -> Tensor:
-    """Nearest of 0, .5, 1, 1.5, 2, 3, 4, 6 with sign, ties to the even code; beyond 6 saturates; NaN stays NaN."""
+    """Nearest of 0, .5, 1, 1.5, 2, 3, 4, 6 with sign, ties to the even code; beyond 6 saturates; NaN stays NaN.
+
+    The values of `elements.e2m1_values(e2m1(x))` in half the passes, since every token goes through here.
+    """
     x = x.clamp(-E2M1_MAX, E2M1_MAX)
-    magnitude = x.abs()
-    step = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
+    binade = (x.view(torch.int32) & 0x7F800000).view(torch.float32)  # the power of two at or below |x|
+    step = binade.clamp(min=1) / 2
     return (x / step).round_() * step
 
 
 def _round_e4m3(x: Tensor) -> Tensor:
-    return x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).float()  # the cast alone would make NaN of 449
+    return e4m3(x).float()
 
 
 def _round_int8(x: Tensor) -> Tensor:
     return x.clamp(-128, 127).round_()
 
 
-GRIDS: dict[str, tuple[Round, float]] = {
-    "int8": (_round_int8, INT8_HALF_RANGE),
+# name -> rounding onto it, and the value its largest magnitude is scaled to
+GRIDS: Mapping[str, tuple[Quantizer, float]] = {
+    "int8": (_round_int8, 127.5),
     "e4m3": (_round_e4m3, E4M3_MAX),
     "e2m1": (round_e2m1, E2M1_MAX),
 }
 
 
-def _absmax_scale(blocks: Tensor, grid: str) -> Tensor:
-    """(..., n) -> (..., 1): the scale that puts the largest magnitude on the end of the grid."""
-    scale = blocks.abs().amax(-1, keepdim=True) / GRIDS[grid][1]
-    return scale.where(scale != 0, torch.finfo(torch.float32).eps)  # an all-zero block
+def _absmax(blocks: Tensor) -> Tensor:
+    return blocks.abs().amax(-1, keepdim=True)
 
 
-def _mx_scale(blocks: Tensor, grid: str) -> Tensor:
-    """(..., 32) -> (..., 1): the power of two of OCP MX, exponent rounded up from a mantissa of 1.75 on."""
-    bits = blocks.abs().amax(-1, keepdim=True).view(torch.int32)
-    exponent = (bits + (1 << 21)) >> 23  # biased by 127; 255 is inf or NaN and must stay so
-    byte = torch.where(exponent >= 255, 255, (exponent - MX_OFFSET[grid]).clamp(min=0))
-    return torch.where(byte > 0, byte << 23, 1 << 22).view(torch.float32)  # 2 ** (byte - 127), 2 ** -127 is denormal
+def _dynamic(blocks: Tensor, largest: float, stored: Tensor) -> Tensor:
+    return absmax_scale(_absmax(blocks), largest, torch.float32)
 
 
-def _per_token(grid: str, args: Mapping[str, Any], scale: Tensor | None) -> Quantizer:
-    return lambda x: _fake_quantize(x, grid, _absmax_scale(x, grid))
+def _power_of_two(blocks: Tensor, largest: float, stored: Tensor) -> Tensor:
+    return e8m0_values(mx_exponent(_absmax(blocks), largest, "even"))
 
 
-def _per_group(grid: str, args: Mapping[str, Any], scale: Tensor | None) -> Quantizer:
-    size = int(args["group_size"])
-    is_mx = str(args.get("scale_dtype")) == "torch.uint8"
-    if is_mx and size != 32:
-        raise ValueError(f"a power-of-two scale needs groups of 32, not {size}")
-    if grid == "e2m1" and not is_mx:
-        raise ValueError("4-bit float groups need a power-of-two scale (scale_dtype torch.uint8)")
-    choose = _mx_scale if is_mx else _absmax_scale
-
-    def quantize(x: Tensor) -> Tensor:
-        blocks = x.reshape(*x.shape[:-1], -1, size)
-        return _fake_quantize(blocks, grid, choose(blocks, grid)).flatten(-2)
-
-    return quantize
+def _two_level(blocks: Tensor, largest: float, stored: Tensor) -> Tensor:
+    """NVFP4: E4M3 per group, relative to a float32 divisor of the whole tensor."""
+    local = _round_e4m3(stored * (_absmax(blocks) / largest))
+    return torch.where(local == 0, TINY_E4M3, local) / stored
 
 
-def _nvfp4(grid: str, args: Mapping[str, Any], scale: Tensor | None) -> Quantizer:
-    """Two-level scaling: e4m3 per group of 16, relative to a calibrated float32 divisor of the whole tensor."""
-    size, global_scale = int(args["group_size"]), _needed(scale, "input_global_scale")
-
-    def quantize(x: Tensor) -> Tensor:
-        blocks = x.reshape(*x.shape[:-1], -1, size)
-        local = _round_e4m3(global_scale * (blocks.abs().amax(-1, keepdim=True) / E2M1_MAX))
-        local = local.where(local != 0, TINY_E4M3)
-        return _fake_quantize(blocks, grid, local / global_scale).flatten(-2)
-
-    return quantize
+def _static(blocks: Tensor, largest: float, stored: Tensor) -> Tensor:
+    return stored
 
 
-def _static(grid: str, args: Mapping[str, Any], scale: Tensor | None) -> Quantizer:
-    fixed = _needed(scale, "input_scale")
-    return lambda x: _fake_quantize(x, grid, fixed)
+@dataclass(frozen=True)
+class Kind:
+    """How one kind of input is rounded.
+
+    grid   key of GRIDS
+    scale  (blocks (..., n), largest of the grid, stored value) -> scale (..., 1)
+    stored name of the one value that the checkpoint stores, None where it stores none
+    size   the only group size engines have
+    """
+
+    grid: str
+    scale: Callable[[Tensor, float, Tensor], Tensor]
+    stored: str | None = None
+    size: int | None = None
 
 
-def _needed(scale: Tensor | None, name: str) -> Tensor:
-    if scale is None or scale.numel() != 1:
-        raise ValueError(f"the activations need {name}, one value")
-    value = scale.float().reshape(())
-    if not bool(torch.isfinite(value) & (value > 0)):
-        raise ValueError(f"{name} is {value.item()}, not a positive number")
-    return value
-
-
-def _fake_quantize(x: Tensor, grid: str, scale: Tensor) -> Tensor:
-    return GRIDS[grid][0](x / scale) * scale
-
-
-# (type, bits, strategy, dynamic) of compressed-tensors' arguments -> grid, and where its scale comes from
-KINDS: dict[
-    tuple[str, int, str, bool | str], tuple[str, Callable[[str, Mapping[str, Any], Tensor | None], Quantizer]]
-] = {
-    ("int", 8, "token", True): ("int8", _per_token),
-    ("int", 8, "tensor", False): ("int8", _static),
-    ("float", 8, "token", True): ("e4m3", _per_token),
-    ("float", 8, "tensor", False): ("e4m3", _static),
-    ("float", 8, "group", True): ("e4m3", _per_group),
-    ("float", 4, "group", True): ("e2m1", _per_group),
-    ("float", 4, "tensor_group", "local"): ("e2m1", _nvfp4),
+# (type, num_bits, strategy, dynamic, scale_dtype) of compressed-tensors' arguments; E8M0 scales are its torch.uint8
+KINDS: Mapping[tuple[Any, ...], Kind] = {
+    ("int", 8, "token", True, None): Kind("int8", _dynamic),
+    ("int", 8, "tensor", False, None): Kind("int8", _static, stored="input_scale"),
+    ("float", 8, "token", True, None): Kind("e4m3", _dynamic),
+    ("float", 8, "tensor", False, None): Kind("e4m3", _static, stored="input_scale"),
+    ("float", 8, "group", True, None): Kind("e4m3", _dynamic, size=128),
+    ("float", 8, "group", True, "torch.uint8"): Kind("e4m3", _power_of_two, size=32),
+    ("float", 4, "group", True, "torch.uint8"): Kind("e2m1", _power_of_two, size=32),
+    ("float", 4, "tensor_group", "local", "torch.float8_e4m3fn"): Kind(
+        "e2m1", _two_level, stored="input_global_scale", size=16
+    ),
 }
 
 
 def activation_quantizer(args: Mapping[str, Any], *, scale: Tensor | None = None) -> Quantizer:
     """A function from inputs (..., I) to the inputs an engine multiplies with, same shape and dtype.
 
-    NaN makes its whole token or group NaN. Infinity does too, except under a static or NVFP4 scale, where it saturates
-    as in the kernels. Not differentiable.
+    NaN makes its whole token or group NaN. Infinity does too, except under a stored scale, where it saturates as in
+    the kernels. Not differentiable.
 
     Args:
         args: compressed-tensors' QuantizationArgs of `input_activations`.
-        scale: one value: `input_scale` of static activations, `input_global_scale` of NVFP4; None when dynamic.
+        scale: one value: `input_scale` of static inputs, or NVFP4's divisor `input_global_scale`; None when dynamic.
 
     Raises:
         ValueError: a kind that is not emulated, or a scale that is missing or not a positive number.
     """
-    kind = (args["type"], args["num_bits"], args["strategy"], args.get("dynamic", False))
-    if kind not in KINDS or not args.get("symmetric", True):
+    kind = _kind(args)
+    if kind is None:
         raise ValueError(f"activations of {dict(args)} are not emulated: known are {', '.join(map(str, KINDS))}")
-    grid, make = KINDS[kind]
-    quantize = make(grid, args, scale)
-    return lambda x: quantize(x.float()).to(x.dtype)
+    stored = torch.ones(()) if kind.stored is None else _positive(scale, kind.stored)
+    return lambda x: _rounded(x, kind, stored)
+
+
+def is_emulated(args: Mapping[str, Any]) -> bool:
+    """Whether `activation_quantizer` knows this kind of input."""
+    return _kind(args) is not None
+
+
+def _kind(args: Mapping[str, Any]) -> Kind | None:
+    names = ("type", "num_bits", "strategy", "dynamic", "scale_dtype")
+    kind = KINDS.get(tuple(args.get(name) for name in names))
+    if kind is None or not args.get("symmetric", True) or kind.size not in (None, args.get("group_size")):
+        return None
+    return kind
+
+
+def _positive(scale: Tensor | None, name: str) -> Tensor:
+    if scale is None or scale.numel() != 1:
+        raise ValueError(f"the activations need {name}, one value")
+    value = scale.float().reshape(())
+    if not bool(value.isfinite() & (value > 0)):
+        raise ValueError(f"{name} is {value.item()}, not a positive number")
+    return value
+
+
+def _rounded(x: Tensor, kind: Kind, stored: Tensor) -> Tensor:
+    onto, largest = GRIDS[kind.grid]
+    blocks = x.float() if kind.size is None else x.float().reshape(*x.shape[:-1], -1, kind.size)
+    scale = kind.scale(blocks, largest, stored)
+    return (onto(blocks / scale) * scale).reshape(x.shape).to(x.dtype)

@@ -113,7 +113,7 @@ def test_infinity_is_never_a_number(args):
     x = inputs()[0, :2]
     x[0, 3] = float("inf")
     out = activation_quantizer(args)(x)
-    assert not out[0, 3].isfinite()
+    assert out[0, 3].isnan()
     assert out[1].isfinite().all()
 
 
@@ -144,8 +144,9 @@ def test_mx_scale_is_a_power_of_two_with_the_top_in_range():
         (STATIC_FP8, torch.tensor([float("nan")]), "input_scale is nan, not a positive number"),
         (STATIC_FP8, torch.tensor([0.0]), "input_scale is 0.0, not a positive number"),
         (STATIC_FP8, torch.ones(2), "the activations need input_scale, one value"),
-        ({**GROUP_FP8, "num_bits": 4}, None, "4-bit float groups need a power-of-two scale"),
-        ({**MXFP8, "group_size": 64}, None, "a power-of-two scale needs groups of 32, not 64"),
+        ({**GROUP_FP8, "num_bits": 4}, None, "are not emulated"),
+        ({**MXFP8, "group_size": 64}, None, "are not emulated"),
+        ({**GROUP_FP8, "group_size": 64}, None, "are not emulated"),
         ({**TOKEN_INT8, "symmetric": False}, None, "are not emulated"),
         ({**TOKEN_INT8, "num_bits": 4}, None, "are not emulated"),
     ],
