@@ -22,7 +22,7 @@ from compress.checkpoint import INDEX
 from compress.errors import InputError
 from compress.tensor_file import Spec, encode_header, fsync_directory
 
-__all__ = ["ShardPlan", "ShardWriter", "copy_side_file", "plan_shards", "publish", "write_json"]
+__all__ = ["ShardPlan", "ShardWriter", "copy_side_file", "free_bytes", "plan_shards", "publish", "write_json"]
 
 
 @dataclass(frozen=True)
@@ -165,6 +165,13 @@ def copy_side_file(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
     with open(target, "rb") as file:
         os.fsync(file.fileno())
+
+
+def free_bytes(path: Path) -> int:
+    """Free bytes on the disk that will hold `path`, which need not exist yet."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
 
 
 def publish(staged: Path, target: Path, *, overwrite: bool) -> None:

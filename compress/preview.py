@@ -1,0 +1,106 @@
+"""The dry run: everything a run would do, from headers alone, as tables a person can check before hours are spent."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from compress.checkpoint import Checkpoint
+from compress.recipe import Recipe
+from compress.stages import LayerRow, StagePlan
+from compress.writer import free_bytes
+
+__all__ = ["LayerGroup", "group_layers", "group_table", "human_bytes", "show_preview"]
+
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+WORKING_SET = 3  # largest tensors held at a time, an upper bound
+EVAL_OVERHEAD = 1.3  # activations and logits beside the weights
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """Modules that differ only in their layer or expert number."""
+
+    pattern: str
+    count: int
+    shape: tuple[int, int]
+    becomes: str
+    reason: str
+    bytes_before: int
+    bytes_after: int
+
+
+def group_layers(rows: Iterable[LayerRow]) -> list[LayerGroup]:
+    """Collapse layer and expert numbers to `*`."""
+    groups: dict[tuple[str, tuple[int, int], str, str], list[LayerRow]] = {}
+    for row in rows:
+        pattern = NUMBER.sub("*", row.module.name)
+        groups.setdefault((pattern, row.module.shape, row.becomes, row.reason), []).append(row)
+    return [
+        LayerGroup(
+            pattern=pattern,
+            count=len(members),
+            shape=shape,
+            becomes=becomes,
+            reason=reason,
+            bytes_before=sum(row.bytes_before for row in members),
+            bytes_after=sum(row.bytes_after for row in members),
+        )
+        for (pattern, shape, becomes, reason), members in groups.items()
+    ]
+
+
+def human_bytes(count: float) -> str:
+    """Decimal units, as disks and model cards use."""
+    for unit in ("B", "kB", "MB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"
+
+
+def group_table(title: str, groups: Sequence[LayerGroup]) -> Table:
+    """What every layer group becomes."""
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for heading in ("modules", "shape", "becomes"):
+        table.add_column(heading)
+    for heading in ("before", "after"):
+        table.add_column(heading, justify="right")
+    for group in groups:
+        name = f"{group.pattern} ×{group.count}" if group.count > 1 else group.pattern
+        becomes = Text(group.becomes) if not group.reason else Text(f"{group.becomes}: {group.reason}", style="dim")
+        before, after = human_bytes(group.bytes_before), human_bytes(group.bytes_after)
+        table.add_row(name, f"{group.shape[0]}×{group.shape[1]}", becomes, before, after)
+    return table
+
+
+def show_preview(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan], console: Console) -> None:
+    """Print the recipe, each stage's layers, sizes, memory and disk."""
+    console.print(Text("resolved recipe", style="bold"))
+    console.print(yaml.safe_dump(recipe.model_dump(mode="json", exclude_none=True), sort_keys=False).rstrip(), markup=False)
+    for plan in plans:
+        console.print(group_table(plan.summary, group_layers(plan.layers)))
+    console.print(_sizes(recipe, source, plans))
+
+
+def _sizes(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan]) -> Group:
+    final = plans[-1]
+    needed = sum(plan.shards.nbytes for plan in plans)
+    free = free_bytes(Path(recipe.output))
+    largest = max(info.nbytes for info in source.tensors.values())
+    elements = sum(info.nbytes // info.dtype.itemsize for info in source.tensors.values())
+    width = {"float32": 4}.get(recipe.evals.engine.dtype, 2)
+    ratio = source.nbytes / final.shards.nbytes
+    lines = [
+        f"weights   {human_bytes(source.nbytes)} → {human_bytes(final.shards.nbytes)}, {ratio:.2f} times smaller, "
+        f"{len(final.shards.files)} file(s) of at most {human_bytes(recipe.max_shard_size)}",
+        f"disk      {human_bytes(needed)} while running, {human_bytes(free)} free",
+        f"memory    stages {human_bytes(WORKING_SET * largest)}; evaluation about "
+        f"{human_bytes(elements * width * EVAL_OVERHEAD)} in {recipe.evals.engine.dtype}",
+    ]
+    return Group(*(Text(line) for line in lines))

@@ -1,0 +1,63 @@
+"""What a recipe may say under `quantize`; checked when the recipe is read, before anything is loaded."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from compress.errors import RecipeError
+from quant.format import Format
+from quant.formats import make_format
+from quant.methods import METHODS
+
+__all__ = ["Override", "Quantize"]
+
+STRICT = ConfigDict(frozen=True, extra="forbid")
+
+
+class FormatOptions(BaseModel):
+    """A number format and its options; an option left out takes the format's default."""
+
+    model_config = STRICT
+
+    format: str
+    group_size: int | None = None
+    symmetric: bool | None = None
+    strategy: str | None = None
+    activations: bool | None = None
+    exponent: str | None = None
+
+    @model_validator(mode="after")
+    def _legal(self) -> "FormatOptions":
+        try:
+            self.build()
+        except RecipeError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    def build(self) -> Format:
+        """The format with its options bound."""
+        names = ("group_size", "symmetric", "strategy", "activations", "exponent")
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return make_format(self.format, **{name: value for name, value in given.items() if value is not None})
+
+
+class Override(FormatOptions):
+    """Another format for the modules that `targets` names; `format: bf16` leaves them in 16 bits."""
+
+    targets: tuple[str, ...] = Field(min_length=1)
+
+
+class Quantize(FormatOptions):
+    """One quantization stage."""
+
+    method: str = "rtn"
+    targets: tuple[str, ...] = Field(default=("Linear",), min_length=1)
+    ignore: tuple[str, ...] = ("lm_head",)
+    overrides: tuple[Override, ...] = ()
+
+    @field_validator("method")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in METHODS:
+            raise ValueError(f"no method {value!r}: one of {', '.join(METHODS)}")
+        return value
