@@ -14,15 +14,16 @@ __all__ = [
     "E2M1",
     "E2M1_MAX",
     "E4M3_MAX",
+    "absmax_scale",
     "e2m1",
     "e2m1_values",
     "e4m3",
     "e8m0_values",
     "grouped",
     "integers",
+    "largest_magnitude",
     "mx_exponent",
     "round_to",
-    "safe_scale",
 ]
 
 E4M3_MAX = 448.0
@@ -49,9 +50,20 @@ def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(x.isfinite(), rounded.view(torch.float32), x)
 
 
-def safe_scale(scale: Tensor, eps: float) -> Tensor:
-    """`scale` with zeros replaced by `eps`, so that an all-zero block divides by a number."""
-    return torch.where(scale == 0, eps, scale)
+def absmax_scale(absmax: Tensor, half_range: float, dtype: torch.dtype) -> Tensor:
+    """Scale that puts `absmax` on the end of a grid reaching to `half_range`, in the dtype it is stored in.
+
+    Zeros (an all-zero block, or one too small for the dtype) become the dtype's epsilon, as in compressed-tensors, so
+    that dividing by the scale gives a number. `absmax` is float32, NaN and inf stay.
+    """
+    scale = round_to(absmax / half_range, dtype)
+    return torch.where(scale == 0, torch.finfo(dtype).eps, scale).to(dtype)
+
+
+def largest_magnitude(weight: Tensor) -> Tensor:
+    """float32 scalar, the absmax of a whole tensor; NaN if it holds one. One pass, no temporary of its size."""
+    low, high = weight.aminmax()
+    return torch.maximum(-low, high).float()
 
 
 def integers(x: Tensor, bits: int) -> Tensor:
@@ -80,15 +92,14 @@ def _e4m3_from_bits(x: Tensor) -> Tensor:
 
 
 def e2m1(x: Tensor) -> Tensor:
-    """uint8 codes 0..15 of float32 `x`, saturating at ±6; bit 3 is the sign, kept for zero as well."""
-    bits = x.view(torch.int32)
+    """uint8 codes 0..15 of float32 `x`, saturating at ±6; bit 3 is set below zero, also where that rounds to zero."""
     size = x.abs().clamp(max=E2M1_MAX)
-    # From 1 up the grid is a float with one mantissa bit; below, it is even, 0.5 apart, as float32 is at 2^22.
-    size_bits = size.view(torch.int32)
-    normal = (size_bits - (126 << EXPONENT_BITS) + 0x1FFFFF + ((size_bits >> 22) & 1)) >> 22
+    bits = size.view(torch.int32)
+    # from 1 up a float with one mantissa bit; below, the grid is even, 0.5 apart, as float32 is at 2^22
+    normal = (bits - (126 << EXPONENT_BITS) + 0x1FFFFF + ((bits >> 22) & 1)) >> 22
     subnormal = (size + 2.0**22).view(torch.int32) - (149 << EXPONENT_BITS)
     code = torch.where(size < 1, subnormal, normal)
-    return (code | ((bits >> 28) & 8)).to(torch.uint8)
+    return torch.where(x < 0, code | 8, code).to(torch.uint8)
 
 
 def e2m1_values(codes: Tensor) -> Tensor:

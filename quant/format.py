@@ -24,7 +24,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["ROWS", "Format", "Scales", "Spec", "dequantize", "join", "quantize", "require_finite", "stored"]
+__all__ = [
+    "ROWS",
+    "Format",
+    "Scales",
+    "Spec",
+    "column_problem",
+    "dequantize",
+    "join",
+    "quantize",
+    "require_finite",
+    "stored",
+]
 
 ROWS = 128  # every block of every format ends at a multiple of this many rows
 
@@ -129,3 +140,8 @@ def _is_finite(scale: Tensor) -> bool:
     if scale.dtype is torch.uint8:  # E8M0: 255 is its NaN
         return bool((scale != 255).all())
     return bool(scale.float().isfinite().all())
+
+
+def column_problem(multiple: int, shape: tuple[int, int]) -> str | None:
+    """`Format.problem` of formats with one scale per `multiple` columns."""
+    return None if shape[1] % multiple == 0 else f"its {shape[1]} columns are not a multiple of {multiple}"

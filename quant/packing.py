@@ -1,19 +1,32 @@
-"""Codes narrower than a byte in whole words, first element in the lowest bits.
+"""Codes as stored tensors: a byte each, or four bits each, the first one in the lowest bits.
 
-Four bits only: the layouts of `pack-quantized` (eight codes per int32) and of the FP4 formats (two per uint8) are the
+Of four bits the layouts of `pack-quantized` (eight codes per int32) and of the FP4 formats (two per uint8) are the
 same bytes on a little-endian machine. Eight bytes are folded as one int64, three shifts for eight codes, instead of
 reading every eighth byte.
 """
 
 import sys
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-__all__ = ["pack_int4", "pack_nibbles", "unpack_int4", "unpack_nibbles"]
+from quant.format import Scales
+
+__all__ = ["pack_bytes", "pack_int4", "pack_nibbles", "unpack_bytes", "unpack_int4", "unpack_nibbles"]
 
 if sys.byteorder != "little":
     raise ImportError("packed checkpoints are written on little-endian machines only")
+
+
+def pack_bytes(codes: Tensor, scales: Scales) -> dict[str, Tensor]:
+    """`Format.pack` of codes that are stored as they are, beside one tensor of scales."""
+    return {"weight": codes, "weight_scale": scales.scale}
+
+
+def unpack_bytes(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> tuple[Tensor, Scales]:
+    """The inverse of `pack_bytes`."""
+    return tensors["weight"], Scales(tensors["weight_scale"])
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:

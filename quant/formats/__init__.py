@@ -7,8 +7,16 @@ from typing import Any
 
 from compress.errors import RecipeError
 from quant.format import Format
+from quant.formats.bf16 import bf16
+from quant.formats.bnb_int8 import bnb_int8
 from quant.formats.fp8 import fp8
+from quant.formats.fp8_block import fp8_block
 from quant.formats.int4 import int4
+from quant.formats.int8 import int8
+from quant.formats.mxfp4 import mxfp4
+from quant.formats.mxfp8 import mxfp8
+from quant.formats.nf4 import nf4
+from quant.formats.nvfp4 import nvfp4
 
 __all__ = ["FORMATS", "FormatFamily", "Option", "make_format"]
 
@@ -31,12 +39,21 @@ class FormatFamily:
     options: Mapping[str, Option] = field(default_factory=dict)
 
 
+EXPONENT = Option(
+    "ceil",
+    ("ceil", "even", "floor"),
+    "rule of the shared exponent: ceil clips nothing, even is compressed-tensors'",
+)
+
 FORMATS: Mapping[str, FormatFamily] = {
+    "bf16": FormatFamily("bfloat16, a cast", bf16),
     "fp8": FormatFamily(
         "FP8 E4M3 weights, inputs FP8 per token (W8A8)",
         fp8,
         {"strategy": Option("channel", ("channel", "tensor"), "weights that share one scale")},
     ),
+    "fp8-block": FormatFamily("FP8 E4M3 weights in 128x128 blocks, inputs FP8 per token and 128 columns", fp8_block),
+    "int8": FormatFamily("INT8 weights per channel, inputs INT8 per token (W8A8)", int8),
     "int4": FormatFamily(
         "INT4 weights in groups, 16-bit inputs (W4A16)",
         int4,
@@ -45,6 +62,19 @@ FORMATS: Mapping[str, FormatFamily] = {
             "symmetric": Option(True, (True, False), "without a zero point"),
         },
     ),
+    "mxfp4": FormatFamily(
+        "MXFP4 weights, 16-bit or MXFP4 inputs",
+        mxfp4,
+        {"activations": Option(False, (False, True), "inputs in MXFP4 too (W4A4)"), "exponent": EXPONENT},
+    ),
+    "mxfp8": FormatFamily(
+        "MXFP8 weights, MXFP8 or 16-bit inputs",
+        mxfp8,
+        {"activations": Option(True, (True, False), "inputs in MXFP8 too (W8A8)"), "exponent": EXPONENT},
+    ),
+    "nvfp4": FormatFamily("NVFP4 weights, 16-bit inputs (W4A16)", nvfp4),
+    "nf4": FormatFamily("NF4 weights in blocks of 64, 16-bit inputs, through bitsandbytes", nf4),
+    "bnb-int8": FormatFamily("INT8 weights per channel, LLM.int8() inputs, through bitsandbytes", bnb_int8),
 }
 
 

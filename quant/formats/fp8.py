@@ -5,14 +5,14 @@ W~ = scale * code with scale = absmax / 448. Stored as compressed-tensors' `floa
 are computed, so that the codes fit the scale an engine reads. Static input scales need calibration and are left out.
 """
 
-from collections.abc import Mapping
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from quant.elements import E4M3_MAX, e4m3, round_to, safe_scale
+from quant.elements import E4M3_MAX, absmax_scale, e4m3
 from quant.format import Format, Scales, Spec
+from quant.packing import pack_bytes, unpack_bytes
 
 __all__ = ["fp8"]
 
@@ -31,25 +31,20 @@ def fp8(*, strategy: str) -> Format:
         choose=_choose_tensor if per_tensor else _choose_channel,
         encode=_encode,
         decode=_decode,
-        pack=_pack,
-        unpack=_unpack,
+        pack=pack_bytes,
+        unpack=unpack_bytes,
         layout=partial(_layout, per_tensor),
     )
 
 
 def _choose_channel(weight: Tensor, absmax: Tensor | None) -> Scales:
-    return _scales(weight.abs().amax(dim=1, keepdim=True).float(), weight.dtype)
+    return Scales(absmax_scale(weight.abs().amax(dim=1, keepdim=True).float(), E4M3_MAX, weight.dtype))
 
 
 def _choose_tensor(weight: Tensor, absmax: Tensor | None) -> Scales:
     if absmax is None:
         raise ValueError("fp8 with strategy=tensor needs absmax, the largest magnitude of the whole tensor")
-    return _scales(absmax.float().reshape(1), weight.dtype)
-
-
-def _scales(absmax: Tensor, dtype: torch.dtype) -> Scales:
-    scale = safe_scale(round_to(absmax / E4M3_MAX, dtype), torch.finfo(dtype).eps)
-    return Scales(scale.to(dtype))
+    return Scales(absmax_scale(absmax.float().reshape(1), E4M3_MAX, weight.dtype))
 
 
 def _encode(weight: Tensor, scales: Scales) -> Tensor:
@@ -58,14 +53,6 @@ def _encode(weight: Tensor, scales: Scales) -> Tensor:
 
 def _decode(codes: Tensor, scales: Scales) -> Tensor:
     return codes.float() * scales.scale.float()
-
-
-def _pack(codes: Tensor, scales: Scales) -> dict[str, Tensor]:
-    return {"weight": codes, "weight_scale": scales.scale}
-
-
-def _unpack(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> tuple[Tensor, Scales]:
-    return tensors["weight"], Scales(tensors["weight_scale"])
 
 
 def _layout(per_tensor: bool, shape: tuple[int, int], dtype: torch.dtype) -> dict[str, Spec]:

@@ -15,8 +15,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quant.elements import grouped, integers, round_to, safe_scale
-from quant.format import Format, Scales, Spec
+from quant.elements import absmax_scale, grouped, integers, round_to
+from quant.format import Format, Scales, Spec, column_problem
 from quant.packing import pack_int4, unpack_int4
 
 __all__ = ["int4"]
@@ -44,24 +44,21 @@ def int4(*, group_size: int, symmetric: bool) -> Format:
         constants=_constants,
         unpack=_unpack,
         layout=partial(_layout, group_size, symmetric),
-        problem=partial(_problem, group_size),
+        problem=partial(column_problem, group_size),
     )
 
 
 def _choose_symmetric(group_size: int, weight: Tensor, absmax: Tensor | None) -> Scales:
-    absmax = grouped(weight, group_size).abs().amax(dim=2).float()
-    scale = safe_scale(round_to(absmax / 7.5, weight.dtype), torch.finfo(weight.dtype).eps)
-    return Scales(scale.to(weight.dtype))
+    return Scales(absmax_scale(grouped(weight, group_size).abs().amax(dim=2).float(), 7.5, weight.dtype))
 
 
 def _choose_asymmetric(group_size: int, weight: Tensor, absmax: Tensor | None) -> Scales:
     dtype = weight.dtype
     groups = grouped(weight, group_size)
     low, high = groups.amin(dim=2).float().clamp(max=0), groups.amax(dim=2).float().clamp(min=0)
-    scale = round_to(round_to(high - low, dtype) / 15, dtype)
-    zero = round_to(-8 - round_to(low / scale, dtype), dtype)
-    zero = torch.where(scale == 0, 0, zero)  # an all-zero group; 0 / 0 above
-    return Scales(safe_scale(scale, torch.finfo(dtype).eps).to(dtype), integers(zero, 4))
+    scale = absmax_scale(round_to(high - low, dtype), 15, dtype)
+    zero = round_to(-8 - round_to(low / scale.float(), dtype), dtype)
+    return Scales(scale, integers(zero, 4))
 
 
 def _encode(weight: Tensor, scales: Scales) -> Tensor:
@@ -110,9 +107,3 @@ def _layout(group_size: int, symmetric: bool, shape: tuple[int, int], dtype: tor
     if not symmetric:
         specs["weight_zero_point"] = Spec(torch.int32, (-(-rows // 8), groups))
     return specs
-
-
-def _problem(group_size: int, shape: tuple[int, int]) -> str | None:
-    if shape[1] % group_size == 0:
-        return None
-    return f"its {shape[1]} columns are not a multiple of group_size={group_size}"
