@@ -20,7 +20,7 @@ from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError
 from compress.tensor_file import TensorInfo
 
-__all__ = ["CLASSES", "Module", "modules"]
+__all__ = ["CLASSES", "Module", "class_of", "modules"]
 
 CLASSES = ("Linear", "Embedding", "Router", "Vision", "MTP")
 
@@ -73,12 +73,13 @@ def _head_name(embedding: str) -> str:
 def _modules_of(checkpoint: Checkpoint, name: str, info: TensorInfo) -> Iterator[Module]:
     if len(info.shape) == 2 and name.endswith(".weight"):
         module = name.removesuffix(".weight")
-        yield Module(module, _class_of(module, checkpoint), info, name)
+        yield Module(module, class_of(module, checkpoint), info, name)
     elif len(info.shape) == 3 and ".experts." in name:
         yield from _experts(checkpoint, name, info)
 
 
-def _class_of(name: str, checkpoint: Checkpoint) -> str:
+def class_of(name: str, checkpoint: Checkpoint) -> str:
+    """The class of a matrix by its name: one of CLASSES."""
     parts = name.split(".")
     layers = checkpoint.text_config.get("num_hidden_layers")
     layer = layer_of(name)

@@ -82,7 +82,9 @@ def group_table(title: str, groups: Sequence[LayerGroup]) -> Table:
 def show_preview(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan], console: Console) -> None:
     """Print the recipe, each stage's layers, sizes, memory and disk."""
     console.print(Text("resolved recipe", style="bold"))
-    console.print(yaml.safe_dump(recipe.model_dump(mode="json", exclude_none=True), sort_keys=False).rstrip(), markup=False)
+    console.print(
+        yaml.safe_dump(recipe.model_dump(mode="json", exclude_none=True), sort_keys=False).rstrip(), markup=False
+    )
     for plan in plans:
         console.print(group_table(plan.summary, group_layers(plan.layers)))
     console.print(_sizes(recipe, source, plans))

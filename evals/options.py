@@ -37,9 +37,9 @@ class Documents(BaseModel):
     model_config = STRICT
 
     source: str = Field(description="python-docs, wikitext, or a path to .jsonl, .txt or .parquet")
-    count: int = Field(64, gt=0)
-    max_tokens: int = Field(512, gt=1, description="tokens scored per document")
-    field: str | None = Field(None, description="column of the text")
+    count: int = Field(default=64, gt=0)
+    max_tokens: int = Field(default=512, gt=1, description="tokens scored per document")
+    field: str | None = Field(default=None, description="column of the text")
 
 
 class Problems(BaseModel):
@@ -48,9 +48,9 @@ class Problems(BaseModel):
     model_config = STRICT
 
     source: str = Field(description="arithmetic, gsm8k, or a path to .jsonl")
-    count: int = Field(120, gt=0)
-    question: str = Field("question", description="column of the question")
-    answer: str = Field("answer", description="column of the worked solution")
+    count: int = Field(default=120, gt=0)
+    question: str = Field(default="question", description="column of the question")
+    answer: str = Field(default="answer", description="column of the worked solution")
 
 
 class Task(BaseModel):
@@ -59,12 +59,12 @@ class Task(BaseModel):
     model_config = STRICT
 
     source: str = Field(description="name of an lm-eval task, or path of its YAML")
-    count: int = Field(200, gt=0)
+    count: int = Field(default=200, gt=0)
     metric: str = "acc"
     filter: str = "none"
-    num_fewshot: int | None = Field(None, ge=0)
+    num_fewshot: int | None = Field(default=None, ge=0)
     chat_template: bool = False
-    max_new_tokens: int | None = Field(None, gt=0)
+    max_new_tokens: int | None = Field(default=None, gt=0)
 
 
 class Engine(BaseModel):
@@ -73,8 +73,8 @@ class Engine(BaseModel):
     model_config = STRICT
 
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    max_length: int = Field(2048, gt=1)
-    batch_tokens: int = Field(4096, gt=0)
+    max_length: int = Field(default=2048, gt=1)
+    batch_tokens: int = Field(default=4096, gt=0)
     add_bos_token: bool = False
     attention: Literal["sdpa", "eager"] = "sdpa"
 
@@ -100,8 +100,7 @@ class Evals(BaseModel):
 
     def kind_of(self, name: str) -> str | None:
         """Which of documents, problems, tasks has this name."""
-        tables = {"documents": self.documents, "problems": self.problems, "tasks": self.tasks}
-        return next((kind for kind, table in tables.items() if name in table), None)
+        return next((kind for kind in ("documents", "problems", "tasks") if name in getattr(self, kind)), None)
 
 
 class LogPerplexity(BaseModel):
@@ -113,7 +112,7 @@ class LogPerplexity(BaseModel):
     data: str | None = None
     max_increase: Percent
     required: bool = True
-    min_units: int = Field(20, ge=2)
+    min_units: int = Field(default=20, ge=2)
     looks: Looks = ()
 
     @property
@@ -131,7 +130,7 @@ class GoldNll(BaseModel):
     data: str | None = None
     max_increase: Positive
     required: bool = True
-    min_units: int = Field(20, ge=2)
+    min_units: int = Field(default=20, ge=2)
     looks: Looks = ()
 
     @property
@@ -149,7 +148,7 @@ class Kl(BaseModel):
     data: str | None = None
     max: Positive
     required: bool = True
-    min_units: int = Field(20, ge=2)
+    min_units: int = Field(default=20, ge=2)
     looks: Looks = ()
 
     @property
@@ -167,10 +166,10 @@ class Accuracy(BaseModel):
     data: str | None = None
     max_loss_pp: Annotated[float, Field(gt=0, lt=100)]
     required: bool = True
-    min_units: int = Field(20, ge=2)
+    min_units: int = Field(default=20, ge=2)
     looks: Looks = ()
-    chance: float = Field(0.0, ge=0, lt=1)
-    min_signal_pp: float = Field(10.0, ge=0)
+    chance: float = Field(default=0.0, ge=0, lt=1)
+    min_signal_pp: float = Field(default=10.0, ge=0)
     cap_hit_max: Percent = 0.05
 
     @property
@@ -193,7 +192,7 @@ class Gate(BaseModel):
 
     model_config = STRICT
 
-    alpha: float = Field(0.05, gt=0, lt=0.5)
-    aa_samples: int = Field(8, ge=0)
+    alpha: float = Field(default=0.05, gt=0, lt=0.5)
+    aa_samples: int = Field(default=8, ge=0)
     allow_identical: bool = False
     metrics: dict[str, MetricOptions] = Field(min_length=1)

@@ -1,0 +1,162 @@
+"""The command line. Each command parses its words, calls one function, and ends with an exit code of the table below.
+
+0 pass   1 crash   2 recipe, usage or input error   3 gate failed   4 inconclusive   5 refused   6 push failed
+130 interrupted
+"""
+
+import errno
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from compress.errors import CompressError, InputError, RecipeError
+from compress.progress import console
+
+__all__ = ["app", "main"]
+
+EXIT_CODES = """\b
+Exit codes: 0 pass · 1 crash · 2 recipe, usage or input error · 3 gate failed · 4 inconclusive · 5 refused
+(evidence invalid or not comparable) · 6 push failed · 130 interrupted"""
+app = typer.Typer(
+    name="compress",
+    help="Make a language model smaller, measure what that lost on the bytes that ship, and block what lost too much.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+Words = Annotated[
+    list[str], Argument(metavar="recipe=FILE [key=value ...]", help="a recipe and dotted overrides of its keys")
+]
+Json = Annotated[bool, Option("--json", help="print the result as JSON on standard output")]
+OS_ERRORS = {
+    errno.ENOSPC: "the disk is full: free space or choose another output",
+    errno.EDQUOT: "the disk quota is used up: free space or choose another output",
+    errno.EACCES: "permission denied: choose a place you can read and write",
+    errno.EPERM: "permission denied: choose a place you can read and write",
+    errno.EROFS: "the file system is read-only: choose another output",
+}
+
+
+@app.command()
+def run(
+    words: Words,
+    dry_run: Annotated[bool, Option("--dry-run", help="show what would be done, from headers alone")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="replace the output of an earlier run")] = False,
+    as_json: Json = False,
+) -> None:
+    """Compress a model as a recipe says, measure the loss, and publish the result only if the gate passes.
+
+    \b
+    compress run recipe=fp8.yaml
+    compress run recipe=int4.yaml model=ORG/NAME output=out/int4 gate.metrics.text.max_increase=2%
+    compress run recipe=fp8.yaml stages.0.quantize.strategy=tensor --dry-run
+    """
+    from compress import pipeline
+
+    recipe, overrides = _recipe_words(words)
+    raise typer.Exit(pipeline.run(recipe, overrides, dry_run=dry_run, overwrite=overwrite, as_json=as_json))
+
+
+@app.command()
+def gate(
+    baseline: Annotated[str, Argument(help="the checkpoint that is the measure: directory, .gguf, hub id, or demo")],
+    variant: Annotated[str, Argument(help="the checkpoint that is judged: ours or any other tool's")],
+    words: Words,
+    overwrite: Annotated[bool, Option("--overwrite", help="replace the evidence of an earlier run")] = False,
+    as_json: Json = False,
+) -> None:
+    """Judge any two checkpoints by the evals and the gate of a recipe; evidence goes to the recipe's output."""
+    from compress import pipeline
+
+    recipe, overrides = _recipe_words(words)
+    code = pipeline.gate(baseline, variant, (recipe, overrides), overwrite=overwrite, as_json=as_json)
+    raise typer.Exit(code)
+
+
+@app.command()
+def selftest(words: Words) -> None:
+    """Prove the gate on the recipe's model: itself must PASS, a damaged copy FAIL, a copy with NaN be REFUSED."""
+    from compress import selftest as module
+
+    recipe, overrides = _recipe_words(words)
+    raise typer.Exit(module.selftest(recipe, overrides))
+
+
+@app.command()
+def verify(
+    directory: Annotated[Path, Argument(help="the output of a run")],
+    as_json: Json = False,
+) -> None:
+    """Recompute hashes and the verdict from the stored evidence; needs no model and no network."""
+    from compress import verify as module
+
+    raise typer.Exit(module.show(directory, as_json=as_json))
+
+
+@app.command()
+def inspect(
+    directory: Annotated[str, Argument(help="a checkpoint: directory, .gguf, hub id, or demo")],
+    as_json: Json = False,
+) -> None:
+    """Show the format, bits per weight and bytes of each layer group, from headers alone."""
+    from compress import inspection
+
+    inspection.show(directory, as_json=as_json)
+
+
+@app.command("list")
+def list_(what: Annotated[str, Argument(help="recipes, formats or tasks")], as_json: Json = False) -> None:
+    """List the shipped recipes, the number formats with their options, or the evaluation data and tasks."""
+    from compress import listing
+
+    listing.show(what, as_json=as_json)
+
+
+def _recipe_words(words: list[str]) -> tuple[str, list[str]]:
+    """Split `recipe=NAME` from the overrides.
+
+    Raises:
+        RecipeError: no recipe, two of them, or a word without `=`.
+    """
+    recipes = [word.removeprefix("recipe=") for word in words if word.startswith("recipe=")]
+    overrides = [word for word in words if not word.startswith("recipe=")]
+    bare = [word for word in overrides if "=" not in word]
+    if bare:
+        hint = f"recipe={bare[0]}" if not recipes else f"{bare[0]}=VALUE"
+        raise RecipeError(f"{bare[0]!r} is not of the form key=value: did you mean {hint}?")
+    if len(recipes) != 1:
+        raise RecipeError(f"give one recipe, for example recipe=fp8.yaml (got {len(recipes)})")
+    return recipes[0], overrides
+
+
+def main() -> None:
+    """Entry point: the only place where errors become sentences and exit codes."""
+    sys.exit(_exit_code())
+
+
+def _exit_code() -> int:
+    try:
+        return int(app(standalone_mode=False) or 0)
+    except CompressError as error:
+        return _report(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _report("interrupted; nothing half written was left behind", 130)
+    except OSError as error:
+        if error.errno not in OS_ERRORS:
+            raise
+        return _report(f"{OS_ERRORS[error.errno]} ({error.filename or error.strerror})", InputError.exit_code)
+    except typer.TyperException as error:  # the command line's own mistakes: unknown command, missing argument
+        return _report(error.format_message(), InputError.exit_code)
+    except typer.Abort:
+        return _report("interrupted; nothing half written was left behind", 130)
+
+
+def _report(sentence: str, code: int) -> int:
+    console.print("[bold red]error:[/bold red]", end=" ")
+    console.print(sentence, markup=False, soft_wrap=True)
+    return code

@@ -1,0 +1,119 @@
+"""Where a run works before anything is published, and who may work there.
+
+out/fp8            appears in one rename, and only on PASS
+out/fp8.blocked    the variant that was not allowed out, with its evidence
+out/.fp8.staging   one folder per stage while the run works; a later run with the same key continues there
+out/.fp8.lock      held while a run works
+"""
+
+import contextlib
+import fcntl
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from compress.errors import InputError
+from compress.manifest import EVIDENCE
+from compress.tensor_file import fsync_directory
+from compress.writer import free_bytes, publish, write_json
+
+__all__ = ["Places", "check_output", "staging"]
+
+KEY = "key.json"
+HEADROOM = 1.02  # side files, headers, evidence
+
+
+class Places:
+    """The four paths of an output."""
+
+    def __init__(self, output: str) -> None:
+        self.output = Path(output).expanduser().absolute()
+        self.blocked = self.output.with_name(f"{self.output.name}.blocked")
+        self.staging = self.output.with_name(f".{self.output.name}.staging")
+        self.lock = self.output.with_name(f".{self.output.name}.lock")
+
+
+def check_output(places: Places, source: Path, needed: int, *, overwrite: bool) -> None:
+    """Everything about the output that can be wrong before the work.
+
+    Raises:
+        InputError: it exists, is no output of ours, lies in the source or around it, or the disk is too small.
+    """
+    output, origin = places.output.resolve(), source.resolve()
+    if output == origin or output.is_relative_to(origin) or origin.is_relative_to(output):
+        raise InputError(f"output {places.output} and source {source} lie in each other: choose another output")
+    for place in (places.output, places.blocked):
+        if place.exists() and not overwrite:
+            raise InputError(f"{place} exists: choose another output or add --overwrite")
+        if place.exists() and any(place.iterdir()) and not (place / EVIDENCE).is_dir():
+            raise InputError(f"{place} was not written by a run, so it is not overwritten: choose another output")
+    free = free_bytes(places.output)
+    if needed * HEADROOM > free:
+        raise InputError(
+            f"the run needs {needed * HEADROOM / 1e9:.1f} GB for {output.parent}, {free / 1e9:.1f} GB are free"
+        )
+
+
+@contextlib.contextmanager
+def staging(places: Places, key: dict[str, object]) -> Iterator[Path]:
+    """The staging folder, alone: kept from an earlier run with the same key, empty otherwise.
+
+    An interrupt keeps finished stages for the next run; an error of the input or a full disk removes everything.
+
+    Raises:
+        InputError: another run works on this output.
+    """
+    created = _make_parents(places.output.parent)
+    with places.lock.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(f"another run writes {places.output}: wait for it or choose another output") from error
+        try:
+            _prepare(places.staging, key)
+            yield places.staging
+        except KeyboardInterrupt:
+            _drop_partial(places.staging)
+            raise
+        except BaseException:
+            shutil.rmtree(places.staging, ignore_errors=True)
+            raise
+        finally:
+            places.lock.unlink(missing_ok=True)
+            for folder in created:
+                with contextlib.suppress(OSError):  # not empty: the output is in it
+                    folder.rmdir()
+
+
+def _make_parents(folder: Path) -> list[Path]:
+    """Create the folders above the output; those that were not there, innermost first."""
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def _prepare(folder: Path, key: dict[str, object]) -> None:
+    stored = folder / KEY
+    if stored.is_file() and json.loads(stored.read_text() or "null") == key:
+        _drop_partial(folder)
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    write_json(stored, key)
+
+
+def _drop_partial(folder: Path) -> None:
+    for leftover in [*folder.glob("*.partial"), *folder.glob(f"*/{EVIDENCE}"), folder / "evaluation"]:
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def settle(places: Places, variant: Path, *, passed: bool, overwrite: bool) -> Path:
+    """Move the variant with its evidence to where its verdict sends it; returns that place."""
+    target = places.output if passed else places.blocked
+    publish(variant, target, overwrite=overwrite)
+    if passed and overwrite:
+        shutil.rmtree(places.blocked, ignore_errors=True)
+    shutil.rmtree(places.staging, ignore_errors=True)
+    fsync_directory(target.parent)
+    return target

@@ -1,0 +1,96 @@
+"""Data-free quantization: read a run of rows, round it, write it at its place.
+
+Memory holds one run of the source and its codes, whatever the model's size. Formats whose scale needs the largest
+magnitude of more than a run (per tensor, or over layers that engines fuse) read those weights once more beforehand.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from compress.architectures import fused_groups
+from compress.errors import Refused
+from compress.modules import Module
+from compress.tensor_file import TensorInfo, read_tensor
+from compress.writer import ShardWriter
+from quant.format import ROWS, Format, require_finite
+from quant.plan import Assignment, QuantizePlan
+
+__all__ = ["run_streaming"]
+
+RUN_BYTES = 16 << 20  # of source weights held at a time
+Advance = Callable[[int], None]
+
+
+def run_streaming(plan: QuantizePlan, directory: Path, device: torch.device, advance: Advance) -> None:
+    """Write the planned shards into `directory`, rounding to nearest.
+
+    Args:
+        advance: called with source bytes as they are done.
+
+    Raises:
+        Refused: a weight is NaN or infinite.
+    """
+    by_name = {assignment.module.name: assignment for assignment in plan.quantized}
+    with ShardWriter(directory, plan.shards) as writer:
+        for name, info in plan.copies.items():
+            _copy(name, info, plan.outputs[name].dtype, writer, advance)
+        for group in fused_groups([*by_name]):
+            _quantize_group([by_name[name] for name in group], device, writer, advance)
+
+
+def _copy(name: str, info: TensorInfo, dtype: torch.dtype, writer: ShardWriter, advance: Advance) -> None:
+    for part in _runs(info):
+        tensor = read_tensor(part)
+        if tensor.is_floating_point() and tensor.element_size() > 1 and not bool(tensor.isfinite().all()):
+            raise Refused(f"tensor {name!r} holds NaN or infinite values: the source checkpoint is damaged")
+        writer.append(name, tensor.to(dtype))
+        advance(part.nbytes)
+
+
+def _runs(info: TensorInfo) -> Iterator[TensorInfo]:
+    """The tensor in runs of rows of about RUN_BYTES, each a multiple of ROWS."""
+    if info.nbytes <= RUN_BYTES or not info.shape:
+        yield info
+        return
+    rows = info.shape[0]
+    step = max(1, RUN_BYTES * rows // info.nbytes // ROWS) * ROWS
+    for start in range(0, rows, step):
+        yield info.rows(start, min(start + step, rows))
+
+
+def _quantize_group(group: list[Assignment], device: torch.device, writer: ShardWriter, advance: Advance) -> None:
+    fmt = group[0].fmt
+    if fmt is None:
+        return
+    fused = _absmax(group, device) if fmt.absmax_scope == "fused" else None
+    for assignment in group:
+        absmax = _absmax([assignment], device) if fmt.absmax_scope == "tensor" else fused
+        try:
+            for suffix, tensor in _quantized(assignment.module, fmt, absmax, device, advance):
+                writer.append(f"{assignment.module.name}.{suffix}", tensor)
+        except ValueError as error:
+            raise Refused(f"{assignment.module.name} cannot be quantized: {error}") from error
+
+
+def _absmax(group: list[Assignment], device: torch.device) -> Tensor:
+    runs = [read_tensor(run).to(device).abs().amax().float() for member in group for run in _runs(member.module.weight)]
+    return torch.stack(runs).amax()
+
+
+def _quantized(
+    module: Module, fmt: Format, absmax: Tensor | None, device: torch.device, advance: Advance
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of one module, run by run: what is the same for every run comes once."""
+    specs = fmt.layout(module.shape, module.weight.dtype)
+    for i, run in enumerate(_runs(module.weight)):
+        weight = read_tensor(run).to(device)
+        scales = fmt.choose(weight, absmax)
+        require_finite(scales)
+        for suffix, tensor in fmt.pack(fmt.encode(weight, scales), scales).items():
+            if specs[suffix].by_rows or i == 0:
+                yield suffix, tensor
+        advance(run.nbytes)
+    yield from fmt.constants(module.shape, module.weight.dtype).items()
