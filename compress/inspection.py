@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -80,8 +81,8 @@ def _weights(fmt: Format | None, tensors: dict[str, TensorInfo]) -> int:
     main = next((tensors[suffix] for suffix in MAIN if suffix in tensors), None)
     if main is None or fmt is None:
         return sum(info.nbytes // info.dtype.itemsize for info in tensors.values())
-    bits = fmt.bits if fmt else 8 * main.dtype.itemsize
-    return main.nbytes * 8 // bits
+    bits = (fmt.weights or {}).get("num_bits") or (8 if main.dtype is torch.int8 else 4)  # bitsandbytes names no bits
+    return main.nbytes * 8 // int(bits)
 
 
 def show(model: str, *, as_json: bool) -> None:

@@ -95,7 +95,7 @@ def class_of(name: str, checkpoint: Checkpoint) -> str:
 def _experts(checkpoint: Checkpoint, name: str, info: TensorInfo) -> Iterator[Module]:
     """Experts fused into one (E, O, I) tensor, as the 2-D modules that engines load: each a run of bytes of it."""
     parent, _, child = name.removesuffix(".weight").rpartition(".")
-    if child not in FUSED_EXPERTS or not _out_in(checkpoint, child, info):
+    if child not in FUSED_EXPERTS or not _out_in(checkpoint, parent, child):
         return
     for expert in range(info.shape[0]):
         matrix = info.item(expert)
@@ -104,19 +104,20 @@ def _experts(checkpoint: Checkpoint, name: str, info: TensorInfo) -> Iterator[Mo
             yield Module(f"{parent}.{expert}.{part}", "Linear", matrix.rows(i * rows, (i + 1) * rows), name)
 
 
-def _out_in(checkpoint: Checkpoint, child: str, info: TensorInfo) -> bool:
-    """Whether a fused expert tensor is stored (experts, out, in) with gate above up.
+def _out_in(checkpoint: Checkpoint, parent: str, child: str) -> bool:
+    """Whether fused expert tensors are stored (experts, out, in) with gate above up.
+
+    A square tensor does not tell; its sibling, half as wide or twice as high, then does.
 
     Raises:
-        CheckpointError: hidden and expert width are equal, so that the orientation cannot be told.
+        CheckpointError: both are square or missing, so that the orientation cannot be told.
     """
     config = checkpoint.text_config
-    hidden = config.get("hidden_size")
     if config.get("model_type", "").removesuffix("_text") in INTERLEAVED_EXPERTS:
         return False
-    _, rows, columns = info.shape
-    if rows == columns:
-        raise CheckpointError(
-            f"the fused experts {list(info.shape)} are square: whether rows are outputs cannot be told"
-        )
-    return bool(rows == hidden if child == "down_proj" else columns == hidden)
+    hidden = config.get("hidden_size")
+    for name in (child, *FUSED_EXPERTS):
+        info = checkpoint.tensors.get(f"{parent}.{name}") or checkpoint.tensors.get(f"{parent}.{name}.weight")
+        if info and info.shape[1] != info.shape[2]:
+            return bool(info.shape[1 if name == "down_proj" else 2] == hidden)
+    raise CheckpointError(f"the fused experts {parent} are square: whether rows are outputs cannot be told")

@@ -69,7 +69,9 @@ ENTRY = '"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
         pytest.param("[1]", bytes(8), "no object", id="no-object"),
         pytest.param('{"x":{"dtype":"F99","shape":[2],"data_offsets":[0,8]}}', bytes(8), "has dtype 'F99'", id="dtype"),
         pytest.param('{"x":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}', bytes(8), "has 8 bytes", id="shape"),
-        pytest.param('{"x":{"dtype":"F32","data_offsets":[0,8]}}', bytes(8), "corrupt entry for tensor 'x'", id="no-shape"),
+        pytest.param(
+            '{"x":{"dtype":"F32","data_offsets":[0,8]}}', bytes(8), "corrupt entry for tensor 'x'", id="no-shape"
+        ),
         pytest.param('{"x":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}', bytes(12), "holes at byte", id="hole"),
     ],
 )
@@ -106,7 +108,9 @@ def _edit_index(directory: Path, edit) -> None:  # noqa: ANN001
 
 def test_index_names_absent_tensor(sharded: Path) -> None:
     _edit_index(sharded, lambda weights: weights.update({"model.ghost.weight": next(iter(weights.values()))}))
-    with pytest.raises(CheckpointError, match=r"names 1 tensors that are not in their shard, first 'model\.ghost\.weight'"):
+    with pytest.raises(
+        CheckpointError, match=r"names 1 tensors that are not in their shard, first 'model\.ghost\.weight'"
+    ):
         Checkpoint.open(sharded)
 
 

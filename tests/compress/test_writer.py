@@ -68,7 +68,10 @@ def test_runs_of_rows_follow_each_other(tmp_path: Path) -> None:
 
 def test_too_little_or_too_much_is_refused(tmp_path: Path) -> None:
     plan = plan_shards({"x": Spec(torch.float32, (4,))}, 100)
-    with pytest.raises(ValueError, match="1 planned tensors were not written whole, first 'x'"), ShardWriter(tmp_path, plan) as w:
+    with (
+        pytest.raises(ValueError, match="1 planned tensors were not written whole, first 'x'"),
+        ShardWriter(tmp_path, plan) as w,
+    ):
         w.append("x", torch.zeros(3))
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="does not fit the planned"), ShardWriter(tmp_path, plan) as w:
