@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["format_loss", "format_score", "perplexity"]
+__all__ = ["format_bounds", "format_bytes", "format_loss", "format_score", "perplexity"]
 
 DASH = "–"
 
@@ -28,7 +28,9 @@ def perplexity(nats: float | None) -> float | None:
 
 def _perplexity_text(nats: float) -> str:
     found = perplexity(nats)
-    return "over 1e304 ppl" if found is None else f"{found:.4g} ppl"
+    if found is None:
+        return "over 1e304 ppl"
+    return f"{found:.3f} ppl" if found < 1000 else f"{found:.4g} ppl"
 
 
 def _growth_text(nats: float) -> str:
@@ -38,9 +40,9 @@ def _growth_text(nats: float) -> str:
 
 _STYLES = {
     "log_perplexity": _Style(_perplexity_text, _growth_text),
-    "gold_nll": _Style(lambda v: f"{v:.4f} nats", lambda v: f"{v:+.4f} nats"),
-    "bits_per_byte": _Style(lambda v: f"{v:.4f} bits/B", lambda v: f"{v:+.4f} bits/B"),
-    "kl": _Style(lambda v: f"{v:.4f} nats", lambda v: f"{v:.4f} nats"),
+    "gold_nll": _Style(lambda v: f"{v:.4f}", lambda v: f"{v:+.4f} nats"),
+    "bits_per_byte": _Style(lambda v: f"{v:.4f}", lambda v: f"{v:+.4f} bits/B"),
+    "kl": _Style(lambda v: f"{v:.4f}", lambda v: f"{v:.4f} nats"),
     "accuracy": _Style(lambda v: f"{100 * v:.1f}%", lambda v: f"{100 * v:+.2f} pp"),
 }
 
@@ -53,3 +55,19 @@ def format_score(kind: str, value: float | None) -> str:
 def format_loss(kind: str, value: float | None) -> str:
     """A loss, bound or margin of a metric of `kind`, worse positive; the value is in the gate's unit."""
     return DASH if value is None else _STYLES[kind].loss(value)
+
+
+def format_bounds(kind: str, lower: float | None, upper: float | None) -> str:
+    """Both bounds of a loss in the unit of its margin, which is left out: `-0.69 to +5.86`."""
+    if lower is None or upper is None:
+        return DASH
+    return " to ".join(format_loss(kind, value).removesuffix("%").split()[0] for value in (lower, upper))
+
+
+def format_bytes(count: float) -> str:
+    """A size in decimal units, as disks and model cards use."""
+    for unit in ("B", "kB", "MB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"
