@@ -11,6 +11,7 @@ Left out: asymmetric inputs, and outputs. vLLM divides INT8 by 127 where compres
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,6 +106,9 @@ KINDS: Mapping[tuple[Any, ...], Kind] = {
 }
 
 
+LLM_INT8 = "llm_int8_threshold"  # key of the arguments that asks for bitsandbytes' arithmetic
+
+
 def activation_quantizer(args: Mapping[str, Any], *, scale: Tensor | None = None) -> Quantizer:
     """A function from inputs (..., I) to the inputs an engine multiplies with, same shape and dtype.
 
@@ -112,12 +116,14 @@ def activation_quantizer(args: Mapping[str, Any], *, scale: Tensor | None = None
     the kernels. Not differentiable.
 
     Args:
-        args: compressed-tensors' QuantizationArgs of `input_activations`.
+        args: compressed-tensors' QuantizationArgs of `input_activations`, or any with bitsandbytes' LLM_INT8 among them.
         scale: one value: `input_scale` of static inputs, or NVFP4's divisor `input_global_scale`; None when dynamic.
 
     Raises:
         ValueError: a kind that is not emulated, or a scale that is missing or not a positive number.
     """
+    if LLM_INT8 in args:
+        return partial(_llm_int8, float(args[LLM_INT8]))
     kind = _kind(args)
     if kind is None:
         raise ValueError(f"activations of {dict(args)} are not emulated: known are {', '.join(map(str, KINDS))}")
@@ -152,3 +158,16 @@ def _rounded(x: Tensor, kind: Kind, stored: Tensor) -> Tensor:
     blocks = x.float() if kind.size is None else x.float().reshape(*x.shape[:-1], -1, kind.size)
     scale = kind.scale(blocks, largest, stored)
     return (onto(blocks / scale) * scale).reshape(x.shape).to(x.dtype)
+
+
+def _llm_int8(threshold: float, x: Tensor) -> Tensor:
+    """LLM.int8() (arXiv 2208.07339 section 3.2): columns in which any token reaches the threshold stay as they are.
+
+    The columns are those of the whole call, as in bitsandbytes: what else is in the batch changes the result a little.
+    """
+    half = x.half().float().reshape(-1, x.shape[-1])
+    outliers = half.abs() >= threshold
+    body = half.masked_fill(outliers, 0)
+    largest = body.abs().amax(-1, keepdim=True)
+    body = _round_int8(body * (127 / largest)).nan_to_num(0) * largest / 127  # 0 * inf in an all-zero token
+    return torch.where(outliers.any(0), x.reshape(body.shape).float(), body).reshape(x.shape).to(x.dtype)

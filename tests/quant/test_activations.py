@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from bitsandbytes.functional import int8_vectorwise_quant
 from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
@@ -115,6 +116,28 @@ def test_infinity_is_never_a_number(args):
     out = activation_quantizer(args)(x)
     assert out[0, 3].isnan()
     assert out[1].isfinite().all()
+
+
+LLM_INT8 = {**TOKEN_INT8, "llm_int8_threshold": 6.0}
+
+
+def test_llm_int8_equals_bitsandbytes():
+    x = inputs()[:, :, :64].clamp(-60000, 60000)
+    x[0, :, 1:] = x[0, :, 1:].clamp(-5, 5)
+    x[1] = x[1].clamp(-5, 5)
+    half = x.reshape(-1, 64).half()
+    codes, largest, outliers = int8_vectorwise_quant(half.clone(), threshold=6.0)
+    assert outliers.tolist() == [0]
+    expected = codes.float() * largest.unsqueeze(1) / 127
+    expected[:, outliers] = x.reshape(-1, 64)[:, outliers]
+    assert torch.equal(activation_quantizer(LLM_INT8)(x), expected.reshape(x.shape))
+
+
+def test_llm_int8_keeps_nan():
+    x = inputs()[0, :2, :64].clamp(-5, 5)
+    x[0, 3] = float("nan")
+    out = activation_quantizer(LLM_INT8)(x)
+    assert out[0, 3].isnan() and out[1].isfinite().all()
 
 
 def test_e2m1_against_a_table_of_neighbours():
