@@ -7,6 +7,8 @@ float8 one element at a time on AVX2). Sources: OCP 8-bit floating point (OFP8) 
 for E2M1 and E8M0.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -35,8 +37,8 @@ INF_BITS = 0x7F800000
 
 
 def grouped(x: Tensor, size: int) -> Tensor:
-    """(O, I) seen as (O, I/size, size), to compute with one scale per `size` columns."""
-    return x.reshape(x.shape[0], -1, size)
+    """(O, I) seen as (O, I/size, size), to compute with one scale per `size` columns; fewer columns are one group."""
+    return x.reshape(x.shape[0], -1, min(size, x.shape[1]))
 
 
 def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -122,10 +124,10 @@ def mx_exponent(absmax: Tensor, largest: float, rule: str) -> Tensor:
         largest: largest value of the element's grid.
         rule: "floor", "even" or "ceil".
     """
-    top = torch.tensor(largest).view(torch.int32).item()
-    carry = {"floor": 0, "even": 1 << 21, "ceil": 0x7FFFFF - (int(top) & 0x7FFFFF)}[rule]
+    mantissa, exponent = math.frexp(largest)  # in [0.5, 1)
+    carry = {"floor": 0, "even": 1 << 21, "ceil": (1 << 24) - 1 - int(mantissa * (1 << 24))}[rule]
     bits = absmax.view(torch.int32)
-    byte = ((bits + carry) >> EXPONENT_BITS) - ((int(top) >> EXPONENT_BITS) - 127)
+    byte = ((bits + carry) >> EXPONENT_BITS) - (exponent - 1)
     return torch.where(bits >= INF_BITS, 255, byte.clamp(min=0)).to(torch.uint8)
 
 
