@@ -37,9 +37,9 @@ def _machine(given: "Setting", tp: int) -> list[str]:
         found.append(f"the room is calibrated with your log, taken as written at tp={tp} with a 16-bit KV cache")
     else:
         found.append(
-            f"engine {engine.name}: {limit.util:g} of the GPU, {limit.seqs} sequences and {limit.batched} tokens a step, "
-            f"peak {_range(engine.sampler)} times the logits, CUDA graphs {_range(engine.graphs)} GiB (low-best-high); "
-            "paste log= to replace these"
+            f"engine {engine.name}: {limit.util:g} of the GPU, {limit.seqs} sequences and {limit.batched} tokens a "
+            f"step; peak {_range(engine.sampler)} times the logits, CUDA graphs {_range(engine.graphs)} GiB "
+            "(low-best-high), which log= replaces"
         )
     if gpu.measured != "torch":
         found.append(f"the memory of {gpu.name} was read from {gpu.measured}: PyTorch may see up to 1% less")

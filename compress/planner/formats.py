@@ -39,7 +39,7 @@ class WeightFormat:
 _WEIGHTS = (
     WeightFormat("bf16", 16, (None, None), 0, 0, "bf16", "16 bits, no scales"),
     WeightFormat("fp8", 8, (1, None), 2, 0, "fp8", "e4m3, one bf16 scale per row, activations in FP8"),
-    WeightFormat("fp8-block", 8, (128, 128), 4, 0, "fp8", "e4m3, one fp32 scale per 128 x 128"),
+    WeightFormat("fp8-block", 8, (128, 128), 2, 0, "fp8", "e4m3, one bf16 scale per 128 x 128"),
     WeightFormat("int8", 8, (1, None), 2, 0, "int8", "one bf16 scale per row, activations in INT8"),
     WeightFormat("int4", 4, (1, 128), 2, 0, "bf16", "groups of 128, bf16 scales, 16-bit activations"),
     WeightFormat("nvfp4", 4, (1, 16), 1, 4, "fp4", "e2m1, e4m3 scale per 16, fp32 scale per tensor"),

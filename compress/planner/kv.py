@@ -9,7 +9,7 @@ Layers of different kinds are put into groups of equal size, so that any block c
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import ceil, floor
 from typing import Any
@@ -127,7 +127,7 @@ def layout(model: Model, fmt: KvFormat, tp: int, *, in_flight: int, block: int =
     Raises:
         InputError: layers whose cache is not known, or a `tp` that does not divide the heads.
     """
-    layers = Counter(attention_layers(model, tp))
+    layers = attention_layers(model, tp)
     if not layers:
         raise InputError(f"{model.name} has no layers that keep a cache: there is nothing to plan")
     if fmt.latent is None and any(layer.latent for layer in layers):
@@ -162,8 +162,8 @@ def _group_size(counts: list[int]) -> int:
     return max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
 
 
-def attention_layers(model: Model, tp: int) -> list[Layer]:
-    """What each layer that has a cache keeps on one of `tp` GPUs.
+def attention_layers(model: Model, tp: int) -> Counter[Layer]:
+    """What layers keep on one of `tp` GPUs, and how many of them; layers without a cache do not count.
 
     Raises:
         InputError: a kind of layer that is not known, or heads that do not divide.
@@ -176,8 +176,9 @@ def attention_layers(model: Model, tp: int) -> list[Layer]:
     kinds = _kinds(model)
     own = [kind for kind in kinds if kind not in NO_CACHE]
     shared = model.get("num_kv_shared_layers")
-    found = [_layer(model, kind, tp) for kind in own[: len(own) - shared]]
-    _check_keys(model, found, tp)
+    counts = Counter(own[: len(own) - shared])
+    found = Counter({_layer(model, kind, tp): count for kind, count in counts.items()})
+    _check_keys(model, found)
     return found
 
 
@@ -209,7 +210,7 @@ def _kv_heads(model: Model) -> int:
     return model.get("num_key_value_heads", "num_kv_heads", "num_attention_heads")
 
 
-def _check_keys(model: Model, layers: list[Layer], tp: int) -> None:
+def _check_keys(model: Model, layers: Iterable[Layer]) -> None:
     """Refuse where the stored key projections have another width than the config says."""
     said = {_kv_heads(model) * layer.key for layer in layers if layer.key}
     if said and model.key_rows - said:

@@ -44,7 +44,9 @@ def _seconds(fastest: float, efficiency: Band) -> Band:
 def prefill(model: Model, fmt: str, gpu: Gpu, *, tokens: int, tp: int) -> Band:
     """Seconds until the first token of a prompt of `tokens`, alone on the machine."""
     linear = 2 * active_parameters(model) * tokens / gpu.tflops(compute_type(model, fmt))
-    scores = sum(_attention_flops(model, layer, tokens) for layer in attention_layers(model, 1)) / gpu.bf16
+    scores = (
+        sum(n * _attention_flops(model, layer, tokens) for layer, n in attention_layers(model, 1).items()) / gpu.bf16
+    )
     compute = _seconds((linear + scores) / (1e12 * tp), MFU)
     memory = _seconds(decode_read(model, fmt, tp, tokens) / (gpu.bandwidth * 1e12), WEIGHT_EFFICIENCY)
     return Band(*(max(pair) for pair in zip(_triple(compute), _triple(memory), strict=True)))
@@ -77,7 +79,7 @@ def decode_step(model: Model, fmt: str, kv: KvFormat, *, gpu: Gpu, tp: int, load
     weights = _seconds(decode_read(model, fmt, tp, users) / (gpu.bandwidth * 1e12), WEIGHT_EFFICIENCY)
     compute = _seconds(2 * active_parameters(model) * users / peak, MFU)
     bound = Band(*(max(pair) for pair in zip(_triple(weights), _triple(compute), strict=True)))
-    per_user = sum(_read_bytes(layer, kv, context) for layer in attention_layers(model, tp))
+    per_user = sum(n * _read_bytes(layer, kv, context) for layer, n in attention_layers(model, tp).items())
     return bound + _seconds(users * per_user / (gpu.bandwidth * 1e12), KV_EFFICIENCY)
 
 

@@ -9,7 +9,7 @@ from math import ceil, prod
 
 from compress.planner.band import Band
 from compress.planner.formats import WEIGHT_FORMATS
-from compress.planner.inventory import STORED_AS, Weight
+from compress.planner.inventory import Weight
 from compress.planner.model import Model
 
 __all__ = ["STORED", "active_parameters", "compute_type", "decode_read", "loaded", "nbytes", "on_gpu", "share"]
@@ -92,6 +92,9 @@ def active_parameters(model: Model) -> float:
 
 
 def compute_type(model: Model, fmt: str) -> str:
-    """The type in which a format's matrices are multiplied, see `Gpu.tflops`."""
-    known, _ = STORED_AS.get(model.quantized, ("bf16", set()))
-    return WEIGHT_FORMATS[known if fmt == STORED else fmt].compute
+    """The type in which a format's matrices are multiplied, see `Gpu.tflops`; as stored, 8-bit weights in 8 bits."""
+    if fmt != STORED:
+        return WEIGHT_FORMATS[fmt].compute
+    matrices = [weight for weight in model.weights if weight.role in QUANTIZED]
+    bits = 8 * sum(weight.count * weight.stored for weight in matrices) / sum(weight.numel for weight in matrices)
+    return "fp8" if 7.5 < bits < 9 else "bf16"
