@@ -135,4 +135,6 @@ def _needed(variance: float, distance: float, alpha: float) -> int | None:
     """The n at which (z_alpha + z_power) sqrt(variance / n) = |distance|; `variance` is that of one sample."""
     if distance == 0:
         return None
-    return max(1, math.ceil(variance * (float(norm.isf(alpha) + norm.ppf(POWER)) / distance) ** 2))
+    reach = float(norm.isf(alpha) + norm.ppf(POWER)) / distance
+    wanted = variance * reach * reach
+    return max(1, math.ceil(wanted)) if math.isfinite(wanted) else None

@@ -138,6 +138,14 @@ def test_a_directory_without_evidence_is_an_input_error(tmp_path):
     assert str(error.value) == f"{tmp_path} holds no evidence/gate.json; give the directory that a run has written"
 
 
+@pytest.mark.parametrize("text", ["3\n", '{"nll": 2}\n'], ids=["number", "no id"])
+def test_rows_that_are_none_are_refused(make_run, text):
+    directory, _ = make_run()
+    (directory / "evidence" / "samples" / "docs.variant.jsonl").write_text(text)
+    with pytest.raises(Refused, match=r"^samples/docs\.variant\.jsonl holds a line that is no row with an id$"):
+        read_rows(directory, "docs", "variant")
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

@@ -117,6 +117,15 @@ def test_special_files_are_refused(checkpoint):
         build_manifest(checkpoint)
 
 
+def test_a_folder_that_cannot_be_read_is_no_empty_folder(checkpoint, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(InputError, match="cannot be read: Permission denied"):
+        build_manifest(checkpoint)
+
+
 def test_no_directory_is_an_input_error(tmp_path):
     with pytest.raises(InputError, match="nowhere is not a directory"):
         build_manifest(tmp_path / "nowhere")

@@ -1,6 +1,7 @@
 """Every single tampering is found and named; what is left alone verifies to the verdict it had."""
 
 import json
+import math
 import re
 
 import pytest
@@ -8,8 +9,10 @@ import yaml
 
 from compress import verify as module
 from compress.errors import InputError, Refused
+from compress.evidence_files import Plan
 from compress.manifest import sha256_file
 from compress.verify import verify
+from evals.gate import Metric, decide
 
 
 def edit_json(path, change):
@@ -203,6 +206,15 @@ def test_rows_dropped_on_both_sides_contradict_the_declared_count_even_if_every_
     report = verify(directory)
     assert report.exit_code == 5 and report.verdict == "REFUSED"
     assert any(re.match("gate.json says of text: .*n 40.*; .*n 39.*", problem) for problem in report.problems)
+
+
+def test_refusals_over_what_json_cannot_say_hold(make_run):
+    rows = [{"id": f"d{i}", "hash": "h", "tokens": 9, "nll": 20.0} for i in range(30)]
+    metric = Metric(id="text", kind="log_perplexity", data="docs", margin=0.03)
+    result = decide(metric, rows, rows, alpha=0.05, aa_difference=math.nan)
+    directory, _ = make_run(plan=Plan(0.05, (metric,)), results=[result], rows={"docs": (rows, rows)})
+    report = verify(directory)
+    assert (report.problems, report.verdict) == ((), "REFUSED")
 
 
 def test_signatures_and_statements_may_be_added_later(make_run):

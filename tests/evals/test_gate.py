@@ -140,6 +140,15 @@ def test_reasons_speak_the_unit_of_the_metric():
     )
 
 
+def test_a_loss_that_equals_the_margin_is_decided_by_no_number_of_samples():
+    metric = Metric(id="t", kind="accuracy", data="d", margin=0.02)
+    base = task_rows(answers(400, right=300))
+    result = decide(metric, base, task_rows(answers(400, right=300, flipped=8)), alpha=ALPHA)
+    assert result.needed_n is None and result.reason.endswith(
+        "no number of samples decides a loss that equals the margin"
+    )
+
+
 def test_needed_samples_do_decide_when_the_same_spread_repeats():
     base, variant = text_rows(), text_rows(shift=0.02, spread=0.05)
     short = decide(TEXT, base, variant, alpha=ALPHA)
@@ -274,6 +283,12 @@ def test_bits_per_byte_refuses_another_text():
     metric = Metric(id="b", kind="bits_per_byte", data="docs", margin=0.05)
     result = decide(metric, BASE, edited(BASE, 0, bytes=7), alpha=ALPHA)
     assert result.reason == "sample 'd0' differs between the sides in its bytes: 1048 and 7"
+
+
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value):RuntimeWarning")
+def test_sums_beyond_float64_are_refused():
+    result = decide(TEXT, BASE, [{**row, "nll": 1.7e308} for row in BASE], alpha=ALPHA)
+    assert (result.verdict, result.reason) == ("REFUSED", "the bounds nan and nan are not finite")
 
 
 @pytest.mark.parametrize("kl", [NAN, None, -5.0])
