@@ -46,7 +46,8 @@ def decide(
     """Judge one metric at the first look that decides, else at the last.
 
     `aa_difference` is by how much two runs of the baseline differ, in the unit of the loss; it widens both bounds.
-    Fewer rows than the last look are evidence only if an earlier look has decided.
+    Fewer rows than the last look are evidence only if an earlier look has decided; the baseline, which is measured
+    once for many variants, may hold more of them than a variant that stopped early.
     """
     try:
         found = _looks(metric, baseline_rows, variant_rows, alpha=alpha, aa_difference=aa_difference)
@@ -97,6 +98,8 @@ def _looks(
     """The result of every look the rows reach, up to the first that decides."""
     if not 0 < alpha < 0.5:
         raise ValueError(f"alpha must be above 0 and below 0.5, got {alpha}")
+    if metric.looks:
+        baseline_rows = baseline_rows[: len(variant_rows)]
     pairs = pair(metric.kind, baseline_rows, variant_rows)
     n, looks = len(pairs.rows), metric.plan(len(pairs.rows))
     if metric.samples is not None and n > metric.samples:

@@ -199,6 +199,14 @@ def test_fewer_rows_without_a_decision_are_refused(n):
     )
 
 
+def test_a_baseline_measured_in_full_is_cut_to_a_variant_that_stopped_early():
+    base, variant = text_rows(120), text_rows(120, shift=0.3, spread=0.05)
+    assert decide(LOOKS, base, variant[:30], alpha=ALPHA) == decide(LOOKS, base, variant, alpha=ALPHA)
+    assert next_look(LOOKS, base, text_rows(60, shift=0.05, spread=0.1), alpha=ALPHA) == 120
+    all_at_once = Metric(id="math", kind="gold_nll", data="sums", margin=0.05)
+    assert decide(all_at_once, base, variant[:30], alpha=ALPHA).verdict == "REFUSED"
+
+
 def test_rows_beyond_the_last_look_are_not_used():
     base, variant = text_rows(150), text_rows(150, shift=0.05, spread=0.1)
     assert decide(LOOKS, base, variant, alpha=ALPHA) == decide(LOOKS, base[:120], variant[:120], alpha=ALPHA)
@@ -288,7 +296,7 @@ def test_bits_per_byte_refuses_another_text():
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value):RuntimeWarning")
 def test_sums_beyond_float64_are_refused():
     result = decide(TEXT, BASE, [{**row, "nll": 1.7e308} for row in BASE], alpha=ALPHA)
-    assert (result.verdict, result.reason) == ("REFUSED", "the bounds nan and nan are not finite")
+    assert (result.verdict, result.reason) == ("REFUSED", "the bounds nan and inf are not finite")
 
 
 @pytest.mark.parametrize("kl", [NAN, None, -5.0])
