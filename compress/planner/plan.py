@@ -1,7 +1,8 @@
 """`compress plan`: every weight format with every KV format on one kind of GPU, and the cheapest that does the job.
 
-Cheapest means fewest GPUs: tensor-parallel size times copies. Among equals the gentlest wins: the weights as they are,
-else those that keep most bytes, then the KV cache that keeps most bits, because less compression is less loss.
+Cheapest means fewest GPUs: tensor-parallel size times copies. Among equals, what holds the users even if the engine
+takes the most memory it has been seen to take; then the gentlest: the weights as they are, else those that keep most
+bytes, then the KV cache that keeps most bits, because less compression is less loss.
 """
 
 from collections.abc import Mapping
@@ -217,15 +218,16 @@ def _served(given: Setting, fmt: str, kv: KvFormat, tp: int, held: int) -> int:
 
 
 def _cheapest(given: Setting, rows: list[PlanRow]) -> Choice | None:
-    own, users = given.model.own_format, given.ask.users
-    able = [row for row in rows if row.served]
-    if not able:
-        return None
+    able = [_choice(row, given.ask.users) for row in rows if row.served]
+    return min(able, key=lambda choice: _cost(choice, given.model.own_format)) if able else None
 
-    def cost(row: PlanRow) -> tuple[int, bool, int, float]:
-        gpus, changed = row.tp * ceil(users / row.served), row.weight_format != own
-        return gpus, changed, -row.weights, -KV_FORMATS[row.kv_format].bits
 
-    row = min(able, key=cost)
+def _choice(row: PlanRow, users: int) -> Choice:
     copies = ceil(users / row.served)
     return Choice(row, copies, row.tp * copies, row.users.low * copies >= users)
+
+
+def _cost(choice: Choice, own: str) -> tuple[int, bool, bool, int, float]:
+    row = choice.row
+    changed = row.weight_format != own
+    return choice.gpus, not choice.certain, changed, -row.weights, -KV_FORMATS[row.kv_format].bits

@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -22,23 +23,24 @@ def print_plan(report: PlanReport, console: Console) -> None:
 
 
 def table(report: PlanReport) -> Table:
-    """One line per weight format and KV format; intervals as best (low-high)."""
+    """One row per weight format and KV format: the best guess, and the interval below it."""
     ask, gpu = report.setting.ask, report.setting.gpu
-    found = Table(title=f"{report.setting.model.name} on {report.tp} x {gpu.name}")
+    title = f"{report.setting.model.name} on {report.tp} x {gpu.name}"
+    found = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=0)
     found.add_column("weights")
     found.add_column("KV")
     for name in (
         "weights\nGB",
-        "KV/token\nKiB",
+        "KV KiB\n/token",
         "room\nGiB",
-        f"users at\n{ask.context}",
-        f"context for\n{ask.users}",
+        f"users\nof {ask.context}",
+        f"context\nfor {ask.users}",
         "TTFT\nms",
         "TPOT\nms",
-        "tokens/s",
-        "users in\ntarget",
+        "tokens\n/s",
+        "in\ntarget",
     ):
-        found.add_column(name, justify="right")
+        found.add_column(name, justify="right", overflow="fold")
     for row in report.rows:
         found.add_row(*_cells(row), style=None if row.users.best >= ask.users else "dim")
     return found
@@ -64,7 +66,7 @@ def _band(band: Band, unit: float = 1.0, digits: int = 0) -> str:
     low, best, high = (f"{value / unit:.{digits}f}" for value in (band.low, band.best, band.high))
     if low == high or band.high < 0:
         return best
-    return f"{best} ({low}-{high})" if band.low >= 0 else f"{best} ({low} to {high})"
+    return f"{best}\n{low}-{high}" if band.low >= 0 else f"{best}\n{low} to {high}"
 
 
 def _sentence(report: PlanReport) -> str:

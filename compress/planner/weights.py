@@ -96,5 +96,7 @@ def compute_type(model: Model, fmt: str) -> str:
     if fmt != STORED:
         return WEIGHT_FORMATS[fmt].compute
     matrices = [weight for weight in model.weights if weight.role in QUANTIZED]
-    bits = 8 * sum(weight.count * weight.stored for weight in matrices) / sum(weight.numel for weight in matrices)
+    bits = (
+        8 * sum(weight.count * weight.stored for weight in matrices) / max(1, sum(weight.numel for weight in matrices))
+    )
     return "fp8" if 7.5 < bits < 9 else "bf16"

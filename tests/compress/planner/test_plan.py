@@ -68,6 +68,18 @@ def test_served_users_meet_the_targets_and_one_more_does_not(config_path: Path_)
     assert at.tpot.best <= 0.05 < over.tpot.best
 
 
+def test_a_sure_choice_goes_before_a_gentle_one(config_path: Path_) -> None:
+    """On one H100 gpt-oss-120b in MXFP4 holds 16 users by the best guess, in INT4 even at worst."""
+    options = {"gpu": "H100", "users": "16", "context": "8k"}
+    report = run_plan(config_path("gpt-oss-120b"), options)
+    assert report.choice is not None
+    assert (report.choice.row.weight_format, report.choice.gpus, report.choice.certain) == ("int4", 1, True)
+    guess = run_plan(config_path("gpt-oss-120b"), {**options, "formats": "mxfp4", "tp": "1"})
+    assert guess.choice is not None
+    assert (guess.choice.gpus, guess.choice.certain) == (1, False)
+    assert "if the engine takes no more than the best guess." in _text(guess)
+
+
 def test_without_targets_memory_decides(config_path: Path_) -> None:
     report = run_plan(config_path("Llama-3.1-8B"), {"gpu": "H100", "users": "100", "context": "4k"})
     assert report.choice is not None
@@ -120,7 +132,7 @@ def test_the_table_says_everything_once(llama: PlanReport) -> None:
     text = _text(llama)
     assert "Llama-3.1-8B on 1 x H100-80GB" in text
     assert "16.06" in text and "128.00" in text
-    assert "55.2 (50.7-57.0)" in text
+    assert " 55.2 " in text and " 50.7-57.0 " in text
     assert "Cheapest for 160 users of 4096 tokens, TTFT 150 ms, TPOT 50 ms: fp8 weights with fp8 KV cache, " in text
     assert "8.030e9 parameters, counted from the config alone" in text
 
