@@ -1,1 +1,47 @@
-METHODS = {"rtn": None}
+"""The table of calibration methods. A method chooses codes and scales on the grid that a format defines.
+
+Every method works with every format; which one a format takes when the recipe names none is `DEFAULTS`, chosen by the
+measurements of docs/LOG.md. A method is a choice of steps, each in a file of its own that knows no other:
+
+    search      scales by least weighted rounding error     scale_search.py
+    compensate  codes one column at a time, errors passed on    gptq.py
+    refine      rounds of exact steps on codes and scales   refine.py
+    equalize    channel factors folded into the layer before    equalize.py
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["DEFAULTS", "METHODS", "Method"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the table.
+
+    summary     one line for `compress list methods`
+    calibrated  it reads calibration data
+    """
+
+    summary: str
+    calibrated: bool = True
+    search: bool = True
+    compensate: bool = False
+    refine: int = 0
+    equalize: bool = False
+
+
+METHODS: Mapping[str, Method] = {
+    "rtn": Method("round to nearest; needs no data and streams", calibrated=False, search=False),
+    "search": Method("search scales weighted by the inputs' energy, then round to nearest"),
+    "gptq": Method("search scales, then round column by column and let the others make up for it", compensate=True),
+    "awq": Method("move channel factors into the layer before, search scales, round to nearest", equalize=True),
+    "best": Method(
+        "channel factors, searched scales, compensated rounding, then refinement of codes and scales",
+        compensate=True,
+        refine=2,
+        equalize=True,
+    ),
+}
+
+DEFAULTS: Mapping[str, str] = {}

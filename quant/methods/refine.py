@@ -74,8 +74,9 @@ def refit_scales(weight: Tensor, rounded: Tensor, fmt: Format, scales: Scales, h
     """
     if fmt.block[0] != 1 or not scales.scale.is_floating_point():
         return scales
-    runs = zip(*(torch.split(x, ROWS) for x in (weight, rounded, scales.scale)), strict=True)
-    return replace(scales, scale=torch.cat([_refit(*run, hessian) for run in runs]))
+    parts = (torch.split(tensor, ROWS) for tensor in (weight, rounded, scales.scale))
+    runs = [_refit(w, r, s, hessian) for w, r, s in zip(*parts, strict=True)]
+    return replace(scales, scale=_cat(runs))
 
 
 def _refit(weight: Tensor, rounded: Tensor, scale: Tensor, hessian: Tensor) -> Tensor:
@@ -96,3 +97,9 @@ def _refit(weight: Tensor, rounded: Tensor, scale: Tensor, hessian: Tensor) -> T
     if scale.dtype is torch.float8_e4m3fn:
         return torch.where(better[:, None], new.view(torch.uint8), scale.view(torch.uint8)).view(scale.dtype)
     return torch.where(better[:, None], new, scale)
+
+
+def _cat(runs: list[Tensor]) -> Tensor:
+    if runs[0].dtype is torch.float8_e4m3fn:  # torch.cat has no float8 kernel everywhere
+        return torch.cat([run.view(torch.uint8) for run in runs]).view(torch.float8_e4m3fn)
+    return torch.cat(runs)

@@ -1,0 +1,132 @@
+"""One weight, one format, one method: the steps of a method in order, and a report of what was done."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quant.format import Format, Scales, require_finite
+from quant.methods import Method
+from quant.methods.blocks import reconstruct
+from quant.methods.gptq import Factor, factorize, gptq
+from quant.methods.refine import descend, output_error, refit_scales
+from quant.methods.scale_search import search_scales
+
+__all__ = ["DAMPING", "Inputs", "LayerReport", "Solution", "prepare", "solve"]
+
+DAMPING = 0.01  # of the mean diagonal of H
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What is known of a layer's inputs, shared by the layers that read them.
+
+    hessian  (I, I) float32, mean of x x^T
+    tokens   how many were seen
+    factor   of the Hessian, for methods that compensate
+    """
+
+    hessian: Tensor
+    tokens: int
+    factor: Factor | None
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """What was applied to one layer.
+
+    error    output error relative to the output's energy, tr(D H D^T) / tr(W H W^T)
+    nearest  the same for round-to-nearest, for comparison
+    damping  that was used, None without compensation
+    dead     input columns that no token activates
+    """
+
+    error: float
+    nearest: float
+    tokens: int
+    damping: float | None = None
+    dead: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for run.json."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Codes and scales of one weight, and the float32 weight (O, I) an engine computes with."""
+
+    codes: Tensor
+    scales: Scales
+    rounded: Tensor
+    report: LayerReport
+
+
+def prepare(hessian: Tensor, tokens: int, method: Method) -> Inputs:
+    """Factorize once for all layers that read these inputs.
+
+    Raises:
+        ValueError: statistics that are not finite or not positive definite.
+    """
+    return Inputs(hessian, tokens, factorize(hessian, damping=DAMPING) if method.compensate else None)
+
+
+def solve(
+    weight: Tensor, fmt: Format, method: Method, inputs: Inputs, *, absmax: Tensor | None, dtype: torch.dtype
+) -> Solution:
+    """Choose codes and scales for `weight` (O, I) float32.
+
+    Args:
+        weight: one layer, or several with the same inputs stacked, where no block of the format crosses them.
+        fmt: the format.
+        method: the steps to take.
+        inputs: of the layer.
+        absmax: what `fmt.choose` needs.
+        dtype: of the source weight, which float scales are stored in.
+
+    Raises:
+        ValueError: a weight or scale is not finite.
+    """
+    nearest = fmt.choose(weight.to(dtype), absmax)
+    require_finite(nearest)
+    scales = nearest
+    if method.search:
+        scales = search_scales(weight, fmt, _importance(inputs), absmax, dtype)
+    if inputs.factor is None:
+        codes = fmt.encode(weight, scales)
+        rounded = fmt.decode(codes, scales)
+    else:
+        codes, rounded = gptq(weight, fmt, scales, inputs.factor)
+    if method.refine and inputs.factor is not None:
+        codes, scales, rounded = _refine(weight, rounded, fmt, scales, inputs, method.refine)
+    require_finite(scales)
+    report = _report(weight, rounded, reconstruct(weight, fmt, nearest), inputs)
+    return Solution(codes, scales, rounded, report)
+
+
+def _importance(inputs: Inputs) -> Tensor:
+    return inputs.hessian.diagonal() if inputs.factor is None else inputs.factor.importance
+
+
+def _refine(
+    weight: Tensor, rounded: Tensor, fmt: Format, scales: Scales, inputs: Inputs, rounds: int
+) -> tuple[Tensor, Scales, Tensor]:
+    assert inputs.factor is not None
+    damped = inputs.hessian.clone()
+    diagonal = damped.diagonal()
+    diagonal += inputs.factor.damping * diagonal.mean()
+    codes = fmt.encode(rounded, scales)
+    for _ in range(rounds):
+        scales = refit_scales(weight, rounded, fmt, scales, damped)
+        codes, rounded = descend(weight, fmt.decode(codes, scales), fmt, scales, damped)
+    return codes, scales, rounded
+
+
+def _report(weight: Tensor, rounded: Tensor, nearest: Tensor, inputs: Inputs) -> LayerReport:
+    energy = output_error(weight, inputs.hessian).sum().clamp(min=torch.finfo(torch.float32).tiny)
+    errors = [output_error(weight - other, inputs.hessian).sum() / energy for other in (rounded, nearest)]
+    report = LayerReport(float(errors[0]), float(errors[1]), inputs.tokens)
+    if inputs.factor is not None:
+        report = replace(report, damping=inputs.factor.damping, dead=inputs.factor.dead)
+    return report
