@@ -1,6 +1,6 @@
 """Math problems with worked solutions: generated ones, GSM8K through `datasets`, or a file of one's own.
 
-"arithmetic" needs no download and never runs short. It draws numbers for the stories of `evals.problem_templates` with
+"arithmetic" needs no download and never runs short. It draws numbers for the templates of `evals.stories` with
 a seeded generator and writes the solution step by step as GSM8K does, ending in "The answer is 24." The text depends on
 nothing but the seed: only `Random.random()` is used, whose stream Python guarantees.
 
@@ -20,10 +20,13 @@ from typing import Final, Literal, get_args
 
 from compress.errors import InputError
 from evals.documents import hub_rows, read_rows, string_field
-from evals.problem_templates import PEOPLE, TEMPLATES, Template
+from evals.stories import PEOPLE, Template
+from evals.stories_amounts import AMOUNTS
+from evals.stories_money import MONEY
 
 Split = Literal["eval", "calibration"]
 
+TEMPLATES: Final = (*AMOUNTS, *MONEY)
 POOL: Final = 1024  # problems drawn at least, so that a larger count extends a smaller one up to here
 PATIENCE: Final = 1000  # draws in a row without a new problem: then the templates have no more
 _EQUATION: Final = re.compile(r"\[(\w+) = ([^\]]+)\]")
