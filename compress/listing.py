@@ -23,7 +23,11 @@ Rows = list[dict[str, Any]]
 def _recipes() -> Rows:
     """The second comment line of a recipe says what it makes."""
     return [
-        {"recipe": f"{name}.yaml", "makes": text.splitlines()[1].removeprefix("# "), "command": text.splitlines()[0][2:]}
+        {
+            "recipe": f"{name}.yaml",
+            "makes": text.splitlines()[1].removeprefix("# "),
+            "command": text.splitlines()[0][2:],
+        }
         for name, text in shipped_recipes().items()
     ]
 

@@ -10,10 +10,14 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from compress.amounts import format_loss
 from compress.checkpoint import Checkpoint
+from compress.evaluation import metrics_of
 from compress.recipe import Recipe
 from compress.stages import LayerRow, StagePlan
 from compress.writer import free_bytes
+from evals.resolution import resolve
+from evals.samples import SampleSet
 
 __all__ = ["LayerGroup", "group_layers", "group_table", "human_bytes", "show_preview"]
 
@@ -79,8 +83,9 @@ def group_table(title: str, groups: Sequence[LayerGroup]) -> Table:
     return table
 
 
-def show_preview(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan], console: Console) -> None:
-    """Print the recipe, each stage's layers, sizes, memory and disk."""
+def show_preview(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan], sets: Sequence[SampleSet]) -> None:
+    """Print the recipe, each stage's layers, sizes, memory, disk, and what the gate can resolve."""
+    console = Console(highlight=False)
     console.print(Text("resolved recipe", style="bold"))
     console.print(
         yaml.safe_dump(recipe.model_dump(mode="json", exclude_none=True), sort_keys=False).rstrip(), markup=False
@@ -88,6 +93,7 @@ def show_preview(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan],
     for plan in plans:
         console.print(group_table(plan.summary, group_layers(plan.layers)))
     console.print(_sizes(recipe, source, plans))
+    console.print(_resolution(recipe, sets))
 
 
 def _sizes(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan]) -> Group:
@@ -106,3 +112,21 @@ def _sizes(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan]) -> Gr
         f"{human_bytes(elements * width * EVAL_OVERHEAD)} in {recipe.evals.engine.dtype}",
     ]
     return Group(*(Text(line) for line in lines))
+
+
+def _resolution(recipe: Recipe, sets: Sequence[SampleSet]) -> Table:
+    """Per metric, what so many samples can tell apart."""
+    table = Table(title="what the gate can resolve", title_justify="left", header_style="bold")
+    for heading in ("metric", "samples", "fewest", "margin", "assumed damage", "detectable", "inconclusive"):
+        table.add_column(heading)
+    for metric in metrics_of(recipe):
+        n = metric.plan(0)[-1]
+        fewest, rows = resolve(metric, n, alpha=recipe.gate.alpha)
+        fixed = (metric.id, str(n), str(fewest), format_loss(metric.kind, metric.limit))
+        if not rows:
+            table.add_row(*fixed, "–", "–", "–")
+        for row in rows:
+            table.add_row(*fixed, row.assumption, format_loss(metric.kind, row.detectable), f"{row.inconclusive:.0%}")
+    table.caption = "a lossless variant of the assumed spread passes the detectable margin 8 times in 10"
+    table.caption_justify = "left"
+    return table

@@ -74,4 +74,5 @@ class Recipe(BaseModel):
         kinds = MEASURES[options.kind]
         if self.evals.kind_of(data) in kinds:
             return None
-        return f"gate.metrics.{metric}: {options.kind} needs {' or '.join(f'evals.{k}.{data}' for k in kinds)}, which is missing"
+        places = " or ".join(f"evals.{kind}.{data}" for kind in kinds)
+        return f"gate.metrics.{metric}: {options.kind} needs {places}, which is missing"

@@ -17,7 +17,7 @@ from compress.recipe import Recipe
 __all__ = ["apply_overrides", "load_recipe", "parse_recipe", "recipe_text", "shipped_recipes"]
 
 HINTS = {
-    "max_increase": "say how much loss is allowed, for example 3% (perplexity) or 0.05 (nats per token); there are no defaults",
+    "max_increase": "say how much loss is allowed, for example 3% (perplexity) or 0.05 (nats); there are no defaults",
     "max": "say how much divergence is allowed, for example 0.2 (nats per token); there are no defaults",
     "max_loss_pp": "say how many percentage points may be lost, for example 2; there are no defaults",
 }
@@ -81,7 +81,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 def parse_recipe(text: str, overrides: Sequence[str] = (), name: str = "recipe") -> Recipe:
     """As `load_recipe`, from the text itself."""
     try:
-        tree = yaml.load(text, Loader=_Loader)  # noqa: S506 - derived from SafeLoader
+        tree = yaml.load(text, Loader=_Loader)  # derived from SafeLoader
     except yaml.YAMLError as error:
         raise RecipeError(f"recipe {name!r} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):

@@ -1,0 +1,209 @@
+"""Measuring both sides: each in a fresh process that loads the written files, the source at most once.
+
+The parent writes a request, starts `compress.worker`, and reads rows back. What the source scored is kept in the user's
+cache under everything the scores depend on, and is reused only on equality.
+"""
+
+import hashlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from compress.environment import environment
+from compress.errors import CompressError
+from compress.manifest import Manifest, build_manifest, canonical_json, compare
+from compress.progress import say
+from compress.recipe import Recipe
+from compress.source import cache_directory
+from compress.worker import Request, raise_error, read_rows
+from compress.writer import write_json
+from evals.gate import Metric
+from evals.samples import Kind, SampleSet, load_samples
+
+SEAL = "sealed.json"
+
+__all__ = ["Measured", "load_sets", "measure_source", "measure_variant", "metrics_of"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one side scored: rows by sample set or task, and `folder`, where they and the hidden states lie.
+
+    aa          sample set -> largest difference per token of two runs, nats (source only)
+    tokenizer   what the tokenizer is made of, as loaded
+    """
+
+    folder: Path
+    rows: dict[str, list[dict[str, Any]]]
+    aa: dict[str, float]
+    tokenizer: dict[str, Any]
+    peak_bytes: int
+    seconds: float
+
+
+def metrics_of(recipe: Recipe) -> tuple[Metric, ...]:
+    """The gate's metrics as plain data, in the recipe's order."""
+    return tuple(_metric(recipe, name) for name in recipe.gate.metrics)
+
+
+def _metric(recipe: Recipe, name: str) -> Metric:
+    options = recipe.gate.metrics[name]
+    data = recipe.data_of(name)
+    count = {**recipe.evals.documents, **recipe.evals.problems, **recipe.evals.tasks}[data].count
+    metric = Metric(
+        id=name,
+        kind=options.kind,
+        data=data,
+        margin=options.margin,
+        required=options.required,
+        looks=options.looks,
+        min_units=options.min_units,
+        samples=None if options.looks else count,
+    )
+    if options.kind != "accuracy":
+        return metric
+    signal = options.min_signal_pp / 100
+    return replace(metric, chance=options.chance, min_signal=signal, cap_hit_max=options.cap_hit_max)
+
+
+def load_sets(recipe: Recipe) -> list[SampleSet]:
+    """The documents and problems that some metric needs.
+
+    Raises:
+        InputError, Refused: a source that is unknown, empty, or too small.
+    """
+    used = {recipe.data_of(metric) for metric in recipe.gate.metrics}
+    documents = {name: (o.source, o.count, {"field": o.field}) for name, o in recipe.evals.documents.items()}
+    problems = {
+        name: (o.source, o.count, {"question": o.question, "answer": o.answer})
+        for name, o in recipe.evals.problems.items()
+    }
+    kinds: tuple[tuple[Kind, dict[str, tuple[str, int, dict[str, Any]]]], ...] = (
+        ("documents", documents),
+        ("problems", problems),
+    )
+    return [
+        load_samples(name, kind=kind, source=source, count=count, seed=recipe.evals.seed, options=options)
+        for kind, table in kinds
+        for name, (source, count, options) in table.items()
+        if name in used
+    ]
+
+
+def measure_source(recipe: Recipe, sets: Sequence[SampleSet], directory: Path, manifest: Manifest) -> Measured:
+    """The source's scores and hidden states: from the cache where everything is equal, else measured and kept.
+
+    Raises:
+        CompressError: what the worker refused.
+    """
+    request = _request(recipe, sets, directory, "source")
+    parts = {
+        "manifest": manifest.digest,
+        "sets": [[found.name, found.kind, found.sha256] for found in sets],
+        "request": {
+            **asdict(request),
+            "checkpoint": "",
+            "output": "",
+            "sets": [_limits(entry) for entry in request.sets],
+        },
+        "environment": environment(),
+    }
+    key = hashlib.sha256(canonical_json(parts)).hexdigest()
+    kept = cache_directory() / "baselines" / key
+    if _is_whole(kept):
+        say(f"the source was measured before with the same data, engine and versions: reusing {kept.name[:16]}")
+        return _read(kept)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{key[:16]}.", dir=kept.parent) as folder:
+        work = Path(folder) / "result"
+        work.mkdir()
+        _work(replace(request, output=str(work)), Path(folder))
+        _seal(work)
+        shutil.rmtree(kept, ignore_errors=True)
+        work.rename(kept)
+    return _read(kept)
+
+
+def measure_variant(
+    recipe: Recipe, sets: Sequence[SampleSet], directory: Path, source: Measured, folder: Path
+) -> Measured:
+    """The variant's scores against the source's; `folder` is for the worker's files.
+
+    Raises:
+        CompressError: what the worker refused.
+    """
+    work = folder / "result"
+    work.mkdir(parents=True)
+    request = _request(recipe, sets, directory, "variant")
+    metrics = [asdict(metric) for metric in metrics_of(recipe)]
+    _work(replace(request, metrics=metrics, baseline=str(source.folder), output=str(work)), folder)
+    return _read(work)
+
+
+def _seal(folder: Path) -> None:
+    """Bind a folder of results by the hash of every file, so that a damaged one is never trusted."""
+    write_json(folder / SEAL, build_manifest(folder).record())
+
+
+def _is_whole(folder: Path) -> bool:
+    if not (folder / SEAL).is_file():
+        return False
+    manifest = Manifest.from_record(json.loads((folder / SEAL).read_text(encoding="utf-8")))
+    return [difference.path for difference in compare(manifest, folder)] == [SEAL]
+
+
+def _request(recipe: Recipe, sets: Sequence[SampleSet], directory: Path, label: str) -> Request:
+    return Request(
+        checkpoint=str(directory),
+        label=label,
+        device=recipe.device,
+        trust_remote_code=recipe.trust_remote_code,
+        engine=recipe.evals.engine.model_dump(),
+        sets=[{**asdict(found), "max_tokens": _max_tokens(recipe, found.name)} for found in sets],
+        tasks=[],
+        alpha=recipe.gate.alpha,
+        aa_samples=recipe.gate.aa_samples,
+        metrics=[],
+        baseline=None,
+        output="",
+    )
+
+
+def _max_tokens(recipe: Recipe, name: str) -> int | None:
+    document = recipe.evals.documents.get(name)
+    return document.max_tokens if document else None
+
+
+def _limits(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key != "samples"}
+
+
+def _work(request: Request, folder: Path) -> None:
+    """Run the worker; its progress goes to our standard error.
+
+    Raises:
+        CompressError: what the worker refused, or that it died.
+    """
+    file = folder / "request.json"
+    file.write_text(json.dumps(asdict(request)), encoding="utf-8")
+    done = subprocess.run([sys.executable, "-m", "compress.worker", str(file)], check=False, stdin=subprocess.DEVNULL)
+    if done.returncode == 0:
+        return
+    raise_error(Path(request.output))
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        raise CompressError(f"the evaluation of the {request.label} was killed by {name}: is there enough memory?")
+    raise CompressError(f"the evaluation of the {request.label} crashed with exit code {done.returncode}: see above")
+
+
+def _read(folder: Path) -> Measured:
+    found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    rows = {file.name.removesuffix(".jsonl"): read_rows(file) for file in sorted(folder.glob("*.jsonl"))}
+    return Measured(folder, rows, found["aa"], found["tokenizer"], found["peak_bytes"], found["seconds"])

@@ -1,0 +1,130 @@
+"""A run from recipe to verdict: plan, stages, both sides measured, the gate, evidence, and only then the rename."""
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from compress import __version__
+from compress.checkpoint import Checkpoint
+from compress.device import resolve_device
+from compress.evaluation import load_sets
+from compress.evidence import write_evidence
+from compress.judgement import Judgement, hash_side, judge
+from compress.manifest import EVIDENCE
+from compress.preview import group_layers, human_bytes, show_preview
+from compress.progress import say, step
+from compress.recipe import Recipe
+from compress.recipe_file import load_recipe
+from compress.report import headline, result_table
+from compress.source import check_usable, fetch_source
+from compress.stages import StagePlan, plan_stages, run_stage
+from compress.staging import Places, check_output, settle, staging
+from evals.samples import SampleSet
+
+__all__ = ["gate", "run"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that has been planned: everything was checked that can be checked from headers."""
+
+    recipe: Recipe
+    command: str
+    source: Checkpoint
+    places: Places
+    plans: list[StagePlan]
+    sets: list[SampleSet]
+
+
+def run(name: str, overrides: Sequence[str], *, dry_run: bool, overwrite: bool, as_json: bool) -> int:
+    """Carry out a recipe; returns the exit code of the verdict, 0 for a dry run.
+
+    Raises:
+        CompressError: what cannot be done, before or while it is done.
+    """
+    started = time.monotonic()
+    job = _plan(name, overrides, overwrite=overwrite)
+    if dry_run:
+        show_preview(job.recipe, job.source, job.plans, job.sets)
+        return 0
+    baseline = hash_side(job.source.path, "the source")
+    with staging(job.places, _key(job, baseline.manifest.digest)) as folder:
+        stages = [_run_stage(plan, job.recipe) for plan in job.plans]
+        variant = job.plans[-1].result.path
+        judgement = judge(job.recipe, job.sets, baseline, variant, folder / "evaluation")
+        record = _record(job, stages, judgement, time.monotonic() - started)
+        found = write_evidence(variant, judgement.evidence(job.recipe, record))
+        target = settle(job.places, variant, passed=found["verdict"] == "PASS", overwrite=overwrite)
+    _show(found, record, target, as_json=as_json)
+    return int(found["exit_code"])
+
+
+def _plan(name: str, overrides: Sequence[str], *, overwrite: bool) -> Job:
+    """Everything that can be refused before the work, refused."""
+    recipe = load_recipe(name, overrides)
+    resolve_device(recipe.device)
+    places = Places(recipe.output)
+    source = Checkpoint.open(fetch_source(recipe.model, recipe.revision, say))
+    check_usable(source, trust_remote_code=recipe.trust_remote_code)
+    plans = plan_stages(recipe.stages, source, places.staging, recipe.max_shard_size)
+    check_output(places, source.path, sum(plan.shards.nbytes for plan in plans), overwrite=overwrite)
+    command = shlex.join(["compress", "run", f"recipe={name}", *overrides])
+    return Job(recipe, command, source, places, plans, load_sets(recipe))
+
+
+def _key(job: Job, source: str) -> dict[str, object]:
+    """What the stages' output depends on: an earlier run with the same key is continued."""
+    stages = [stage.model_dump(mode="json") for stage in job.recipe.stages]
+    return {"version": __version__, "source": source, "stages": stages, "shards": job.recipe.max_shard_size}
+
+
+def _run_stage(plan: StagePlan, recipe: Recipe) -> dict[str, Any]:
+    """Run one stage, unless an earlier run has finished it; returns its entry of run.json."""
+    started = time.monotonic()
+    if plan.result.path.is_dir():
+        say(f"{plan.summary}: done by an earlier run, continuing from there")
+    else:
+        with step(plan.summary, plan.source.nbytes) as advance:
+            run_stage(plan, resolve_device(recipe.device), advance)
+    return {
+        "name": plan.name,
+        "summary": plan.summary,
+        "seconds": round(time.monotonic() - started, 2),
+        "layers": [asdict(group) for group in group_layers(plan.layers)],
+    }
+
+
+def _record(job: Job, stages: list[dict[str, Any]], judgement: Judgement, seconds: float) -> dict[str, Any]:
+    """run.json."""
+    return {
+        "command": job.command,
+        "source": job.recipe.model,
+        "output": job.recipe.output,
+        "stages": stages,
+        "bytes_before": job.source.nbytes,
+        "bytes_after": job.plans[-1].shards.nbytes,
+        "seconds": round(seconds, 2),
+        "peak_bytes": max(judgement.source.peak_bytes, judgement.measured.peak_bytes),
+        "evaluation_seconds": {"source": judgement.source.seconds, "variant": judgement.measured.seconds},
+    }
+
+
+def _show(found: Mapping[str, Any], record: Mapping[str, Any], target: Path, *, as_json: bool) -> None:
+    """The result on standard output."""
+    if as_json:
+        json.dump({"output": str(target), "gate": found, "run": record}, sys.stdout, indent=2)
+        print()
+        return
+    console = Console(highlight=False)
+    console.print(result_table(found))
+    before, after = record["bytes_before"], record["bytes_after"]
+    console.print(f"weights {human_bytes(before)} → {human_bytes(after)}, {before / after:.2f} times smaller")
+    console.print(headline(found), markup=False, soft_wrap=True)
+    console.print(f"{target}  (evidence in {target / EVIDENCE})", markup=False, soft_wrap=True)

@@ -1,0 +1,175 @@
+"""One side, measured in a process of its own: `python -m compress.worker REQUEST.json`.
+
+It loads the files as they are on disk, scores every sample set, and writes rows as it goes. Nothing is shared with the
+process that made the files, so what is measured is what ships. An error of the user's is written as `error.json` for
+the parent to raise; anything else is a crash with a traceback.
+"""
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedTokenizerBase
+
+from compress import errors
+from compress.device import resolve_device
+from compress.errors import CompressError
+from compress.progress import step
+from evals.gate import Metric, next_look
+from evals.head import load_head, read_head, save_head
+from evals.samples import Sample, SampleSet
+from evals.score import Reference, Row, aa_difference, score
+from evals.windows import Encoded, encode, total_tokens
+from quant.loader import load_model
+
+__all__ = ["Request", "main"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure.
+
+    checkpoint   directory to load
+    label        "source" or "variant", for the progress bar
+    sets         sample sets as plain data, each with `max_tokens` for documents
+    engine       dtype, max_length, batch_tokens, add_bos_token, attention
+    metrics      the gate's metrics, for looks; empty: score everything
+    baseline     folder of the source's results, for KL and looks; None: this is the source
+    output       folder to write to
+    """
+
+    checkpoint: str
+    label: str
+    device: str
+    trust_remote_code: bool
+    engine: dict[str, Any]
+    sets: list[dict[str, Any]]
+    tasks: list[dict[str, Any]]
+    alpha: float
+    aa_samples: int
+    metrics: list[dict[str, Any]]
+    baseline: str | None
+    output: str
+
+
+def main(path: str) -> int:
+    """Carry out a request; the exit code is that of the error, 0 without one."""
+    request = Request(**json.loads(Path(path).read_text(encoding="utf-8")))
+    output = Path(request.output)
+    try:
+        _measure(request, output)
+    except CompressError as error:
+        found = {"type": type(error).__name__, "message": str(error)}
+        (output / "error.json").write_text(json.dumps(found), encoding="utf-8")
+        return error.exit_code
+    return 0
+
+
+def raise_error(output: Path) -> None:
+    """Raise the error a worker left in its output, if there is one."""
+    file = output / "error.json"
+    if file.is_file():
+        found = json.loads(file.read_text(encoding="utf-8"))
+        raise getattr(errors, found["type"])(found["message"])
+
+
+def _measure(request: Request, output: Path) -> None:
+    start = time.monotonic()
+    device = resolve_device(request.device)
+    loaded = load_model(
+        Path(request.checkpoint),
+        dtype=getattr(torch, request.engine["dtype"]),
+        device=device,
+        trust_remote_code=request.trust_remote_code,
+        attn_implementation=request.engine["attention"],
+    )
+    tokenizer = loaded.tokenizer
+    differences = {}
+    for entry in request.sets:
+        encoded = _encode(tokenizer, entry, request.engine)
+        rows = _score_set(request, loaded.model, entry["name"], encoded, output)
+        write_rows(output / f"{entry['name']}.jsonl", rows)
+        if request.aa_samples and request.baseline is None:
+            batch = request.engine["batch_tokens"]
+            again = aa_difference(loaded.model, encoded, rows, count=request.aa_samples, batch_tokens=batch)
+            differences[entry["name"]] = again
+    if request.baseline is None:
+        save_head(read_head(loaded.model), output / "head.safetensors")
+    found = {
+        "tokenizer": {},
+        "aa": differences,
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "seconds": time.monotonic() - start,
+    }
+    (output / "result.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, entry: Mapping[str, Any], engine: Mapping[str, Any]) -> list[Encoded]:
+    samples = tuple(Sample(**sample) for sample in entry["samples"])
+    found = SampleSet(entry["name"], entry["kind"], entry["source"], entry["sha256"], samples)
+    return encode(
+        tokenizer,
+        found,
+        max_length=engine["max_length"],
+        max_tokens=entry["max_tokens"],
+        add_bos=engine["add_bos_token"],
+    )
+
+
+def _score_set(request: Request, model: Any, name: str, encoded: Sequence[Encoded], output: Path) -> list[Row]:
+    """The rows of one set: all of them, or as many as the looks of its metrics ask for."""
+    batch = request.engine["batch_tokens"]
+    with step(f"scoring {name}, {request.label}", total_tokens(list(encoded))) as advance:
+        if request.baseline is None:
+            found = score(model, encoded, batch_tokens=batch, keep_states=True, advance=advance)
+            save_file({"states": found.states}, output / f"{name}.states.safetensors")
+            return found.rows
+        reference = _reference(Path(request.baseline), name, model.device)
+        baseline_rows = read_rows(Path(request.baseline) / f"{name}.jsonl")
+        metrics = [Metric(**{**m, "looks": tuple(m["looks"])}) for m in request.metrics if m["data"] == name]
+        rows: list[Row] = []
+        while (until := _until(metrics, baseline_rows, rows, request.alpha)) > len(rows):
+            part = _part(reference, baseline_rows, len(rows), until)
+            rows += score(model, encoded[len(rows) : until], batch_tokens=batch, reference=part, advance=advance).rows
+    return rows
+
+
+def _until(metrics: Sequence[Metric], baseline: Sequence[Row], rows: Sequence[Row], alpha: float) -> int:
+    """How many samples are wanted in all, given those so far."""
+    if not any(metric.looks for metric in metrics):
+        return len(baseline)
+    wanted = [next_look(metric, baseline, rows, alpha=alpha) or 0 for metric in metrics]
+    return max(wanted, default=len(baseline))
+
+
+def _reference(folder: Path, name: str, device: torch.device) -> Reference:
+    states = load_file(folder / f"{name}.states.safetensors")["states"]
+    head = load_head(folder / "head.safetensors", device=device)
+    return Reference(states, head, tuple(row["hash"] for row in read_rows(folder / f"{name}.jsonl")))
+
+
+def _part(reference: Reference, rows: Sequence[Row], start: int, stop: int) -> Reference:
+    """The reference of samples [start, stop)."""
+    before, within = (sum(row["tokens"] for row in part) for part in (rows[:start], rows[start:stop]))
+    return Reference(reference.states[before : before + within], reference.head, reference.hashes[start:stop])
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows from JSON lines."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Rows as JSON lines; NaN was refused before."""
+    path.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
