@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from operator import add, mul, sub
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from compress.errors import InputError
 from evals.documents import hub_rows, read_rows, string_field
@@ -60,19 +60,24 @@ def read_problems(
     `question` and `answer` are columns of a file; `split` chooses among the generated ones, at least `count` of which
     are given. Raises InputError.
     """
-    if source == "arithmetic":
-        pool = max(POOL, 1 << ((count or POOL) - 1).bit_length())
-        drawn = islice(arithmetic(seed=seed, split=split), pool)
-        return [(f"arithmetic/{split}/{i}", *_prompt(p.question, p.solution)) for i, p in enumerate(drawn)]
-    if source == "gsm8k":
-        rows = list(hub_rows("openai/gsm8k", "main", "test"))
-        return [(f"gsm8k/{i}", *_prompt(row["question"], row["answer"])) for i, row in enumerate(rows)]
+    if source in SOURCES:
+        return SOURCES[source](count=count, seed=seed, split=split)
     path = Path(source)
-    named = dict.fromkeys(("arithmetic", "gsm8k"))
     return [
         (f"{path.stem}/{i}", *_prompt(*(string_field(path, i, row, (column,)) for column in (question, answer))))
-        for i, row in enumerate(read_rows(source, named))
+        for i, row in enumerate(read_rows(source, SOURCES))
     ]
+
+
+def _arithmetic(*, count: int | None, seed: int, split: Split) -> list[tuple[str, str, str]]:
+    pool = max(POOL, 1 << ((count or POOL) - 1).bit_length())
+    drawn = islice(arithmetic(seed=seed, split=split), pool)
+    return [(f"arithmetic/{split}/{i}", *_prompt(p.question, p.solution)) for i, p in enumerate(drawn)]
+
+
+def _gsm8k(**_: Any) -> list[tuple[str, str, str]]:
+    rows = hub_rows("openai/gsm8k", "main", "test")
+    return [(f"gsm8k/{i}", *_prompt(row["question"], row["answer"])) for i, row in enumerate(rows)]
 
 
 def _prompt(question: str, answer: str) -> tuple[str, str]:
@@ -168,3 +173,4 @@ def _below(rng: random.Random, n: int) -> int:
 
 
 _OPERATORS: Final[dict[str, Callable[[int, int], int]]] = {"+": add, "-": sub, "*": mul, "/": _exact}
+SOURCES: Final[dict[str, Callable[..., list[tuple[str, str, str]]]]] = {"arithmetic": _arithmetic, "gsm8k": _gsm8k}

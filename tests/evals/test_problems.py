@@ -146,3 +146,11 @@ def test_file_without_the_column(tmp_path):
 def test_misspelt_source():
     with pytest.raises(InputError, match=r"^data source 'arithmetics' is neither .* did you mean 'arithmetic'"):
         read_problems("arithmetics")
+
+
+def test_gsm8k_from_the_hub(monkeypatch):
+    import datasets
+
+    rows = [{"question": "Two and two?", "answer": "2 + 2 = <<2+2=4>>4\n#### 4"}]
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: rows)
+    assert read_problems("gsm8k") == [("gsm8k/0", "Question: Two and two?\nAnswer:", " 2 + 2 = 4\n#### 4")]
