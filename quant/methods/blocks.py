@@ -45,7 +45,7 @@ def pick(better: Tensor, new: Scales, old: Scales) -> Scales:
     if new.zero_point is not None and old.zero_point is not None:
         zero_point = torch.where(better, new.zero_point, old.zero_point)
     chosen = better.reshape(old.scale.shape)
-    return replace(old, scale=_where(chosen, new.scale, old.scale), zero_point=zero_point)
+    return replace(old, scale=torch.where(chosen, new.scale, old.scale), zero_point=zero_point)
 
 
 def reconstruct(weight: Tensor, fmt: Format, scales: Scales) -> Tensor:
@@ -56,9 +56,3 @@ def reconstruct(weight: Tensor, fmt: Format, scales: Scales) -> Tensor:
 def _each(scales: Scales, take: Callable[[Tensor], Tensor]) -> Scales:
     zero_point = None if scales.zero_point is None else take(scales.zero_point)
     return replace(scales, scale=take(scales.scale), zero_point=zero_point)
-
-
-def _where(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    if old.dtype is torch.float8_e4m3fn:  # torch.where has no float8 kernel
-        return torch.where(mask, new.view(torch.uint8), old.view(torch.uint8)).view(torch.float8_e4m3fn)
-    return torch.where(mask, new, old)

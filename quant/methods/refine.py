@@ -76,7 +76,7 @@ def refit_scales(weight: Tensor, rounded: Tensor, fmt: Format, scales: Scales, h
         return scales
     parts = (torch.split(tensor, ROWS) for tensor in (weight, rounded, scales.scale))
     runs = [_refit(w, r, s, hessian) for w, r, s in zip(*parts, strict=True)]
-    return replace(scales, scale=_cat(runs))
+    return replace(scales, scale=torch.cat(runs))
 
 
 def _refit(weight: Tensor, rounded: Tensor, scale: Tensor, hessian: Tensor) -> Tensor:
@@ -94,12 +94,4 @@ def _refit(weight: Tensor, rounded: Tensor, scale: Tensor, hessian: Tensor) -> T
     new = (scale.float() * ratio).to(scale.dtype)
     moved = rounded * (new.float() / scale.float()).repeat_interleave(size, dim=1)
     better = output_error(weight - moved, hessian) < output_error(weight - rounded, hessian)
-    if scale.dtype is torch.float8_e4m3fn:
-        return torch.where(better[:, None], new.view(torch.uint8), scale.view(torch.uint8)).view(scale.dtype)
     return torch.where(better[:, None], new, scale)
-
-
-def _cat(runs: list[Tensor]) -> Tensor:
-    if runs[0].dtype is torch.float8_e4m3fn:  # torch.cat has no float8 kernel everywhere
-        return torch.cat([run.view(torch.uint8) for run in runs]).view(torch.float8_e4m3fn)
-    return torch.cat(runs)

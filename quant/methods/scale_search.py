@@ -18,7 +18,7 @@ block only if it lowers the error, so that the result is never worse than round-
 scales end with a least-squares step: given the codes, the best scale is known in closed form.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -52,7 +52,7 @@ def search_scales(weight: Tensor, fmt: Format, importance: Tensor, absmax: Tenso
     runs = [_search(weight[a:b], fmt, importance, row_range(start, fmt.block, a, b)) for a, b in bounds]
     zero_points = [run.zero_point for run in runs if run.zero_point is not None]
     zero_point = torch.cat(zero_points) if zero_points else None
-    return replace(start, scale=_cat([run.scale for run in runs]), zero_point=zero_point)
+    return replace(start, scale=torch.cat([run.scale for run in runs]), zero_point=zero_point)
 
 
 def weighted_error(weight: Tensor, fmt: Format, scales: Scales, importance: Tensor) -> Tensor:
@@ -137,13 +137,8 @@ def _kind(scales: Scales, fmt: Format) -> str:
     if scales.scale.dtype is torch.float8_e4m3fn:
         return "e4m3"
     kind = fmt.weights or {}
-    return f"{kind.get('type')}{kind.get('num_bits')}"
-
-
-def _cat(scales: Sequence[Tensor]) -> Tensor:
-    if scales[0].dtype is torch.float8_e4m3fn:
-        return torch.cat([scale.view(torch.uint8) for scale in scales]).view(torch.float8_e4m3fn)
-    return torch.cat(list(scales))
+    name = f"{kind.get('type')}{kind.get('num_bits')}"
+    return name if name in PASSES else "table"
 
 
 # choose() covers the extreme with 7.5 steps of INT4, with 127.5 of INT8, with 448 of E4M3
@@ -151,6 +146,7 @@ FINE = [_ratio(1 + sign * step) for step in (0.03, 0.02, 0.01) for sign in (-1, 
 PASSES: dict[str, list[list[Move]]] = {
     "int4": [[_ratio(sign * ratio) for ratio in _steps(0.62, 1.06, 12) for sign in (-1, 1)], FINE],
     "int8": [[_ratio(sign * ratio) for ratio in _steps(0.80, 1.0, 9) for sign in (-1, 1)], FINE],
+    "table": [[_ratio(ratio) for ratio in _steps(0.7, 1.05, 8)], FINE],
     "float8": [[_ratio(ratio) for ratio in _steps(0.5, 1.0, 17)], FINE],
     "zero point": [
         [_zero_ratio(ratio, shift) for ratio in _steps(0.66, 1.06, 11) for shift in (-1, 0, 1)],
