@@ -21,7 +21,7 @@ from quant.activations import is_emulated
 from quant.format import Format
 from quant.formats import FORMATS, Option, make_format
 
-__all__ = ["formats_of", "kv_cache_scheme_of", "quantization_config"]
+__all__ = ["formats_of", "kv_cache_scheme_of", "normal_arguments", "quantization_config"]
 
 Lookup = Callable[[str, str], Format | None]
 
@@ -211,7 +211,7 @@ def _read_group(name: str, entry: Mapping[str, Any], layout: str | None) -> Form
     if entry.get("output_activations"):
         raise CheckpointError(f"quantization group {name!r} quantizes outputs, which is not read")
     layout = entry.get("format") or layout
-    weights = _normal(name, entry.get("weights") or {})
+    weights = normal_arguments(name, entry.get("weights") or {})
     fmt = next((fmt for fmt in _readable("compressed-tensors") if _stores(fmt, weights, layout)), None)
     if fmt is None:
         raise CheckpointError(
@@ -220,7 +220,7 @@ def _read_group(name: str, entry: Mapping[str, Any], layout: str | None) -> Form
         )
     if not entry.get("input_activations"):
         return replace(fmt, activations=None)
-    activations = _normal(name, entry["input_activations"])
+    activations = normal_arguments(name, entry["input_activations"])
     if not is_emulated(activations):
         raise CheckpointError(
             f"quantization group {name!r} has inputs of {_shown(activations)}, which are not emulated"
@@ -228,8 +228,12 @@ def _read_group(name: str, entry: Mapping[str, Any], layout: str | None) -> Form
     return replace(fmt, activations=activations)
 
 
-def _normal(group: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """QuantizationArgs with every default filled in and what does not change the arithmetic left out."""
+def normal_arguments(group: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """QuantizationArgs with every default filled in and what does not change the arithmetic left out.
+
+    Raises:
+        CheckpointError: keys or a column order that are not read; `group` names the place in the message.
+    """
     unknown = sorted(set(args) - set(DEFAULTS) - NOT_ARITHMETIC)
     if unknown:
         raise CheckpointError(f"quantization group {group!r} has {', '.join(unknown)}, which is not read")
@@ -270,7 +274,7 @@ def _defaults_first(option: Option) -> list[Any]:
 
 def _stores(fmt: Format, weights: Mapping[str, Any], layout: str | None) -> bool:
     same_layout = layout == fmt.layout_name or fmt.layout_name in ALIASES.get(layout or "", ())
-    return same_layout and _normal("", fmt.weights or {}) == weights
+    return same_layout and normal_arguments("", fmt.weights or {}) == weights
 
 
 def _read_bitsandbytes(block: Mapping[str, Any]) -> Lookup:
