@@ -8,7 +8,7 @@ bind each other is said in `compress.evidence_files`.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from compress.evidence_files import (
 )
 from compress.junit import junit_xml
 from compress.manifest import EVIDENCE, Manifest, canonical_json, sha256_file
+from compress.page import PageInput, report_html
 from compress.report import report_markdown
 from evals.gate import MetricResult, overall
 from evals.pairing import Row
@@ -45,6 +46,7 @@ class Evidence:
     run       what was done, as `compress.report` describes it
     refusals  reasons beside the rows why the sides do not compare
     attempts  earlier verdicts on these bytes
+    texts     data of a metric -> sample id -> the text that was scored, of which the report shows the worst
     """
 
     plan: Plan
@@ -57,6 +59,7 @@ class Evidence:
     environment: Mapping[str, Any]
     refusals: Sequence[str] = ()
     attempts: Sequence[Mapping[str, Any]] = ()
+    texts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def write_evidence(directory: Path, evidence: Evidence) -> dict[str, Any]:
@@ -78,6 +81,8 @@ def write_evidence(directory: Path, evidence: Evidence) -> dict[str, Any]:
     gate: dict[str, Any] = _plain({**_verdict(evidence), "binds": _binds(folder, evidence, rows)})
     _write(folder / GATE, _pretty(gate))
     _write(folder / "report.md", report_markdown(gate, _plain(evidence.run)))
+    shown = PageInput(evidence.rows, evidence.texts, evidence.environment, evidence.attempts)
+    _write(folder / "report.html", report_html(gate, _plain(evidence.run), shown))
     _write(folder / "junit.xml", junit_xml(gate))
     _write(folder / SUMS, "".join(f"{digest}  {name}\n" for name, digest in _hashes(folder).items()))
     return gate

@@ -5,7 +5,7 @@
     manifest.json            path, size and sha256 of every file of the variant; baseline.manifest.json of the source
     environment.json, run.json, attempts.jsonl
     gate.json                every bound, every verdict, and under `binds` the hashes of all of the above
-    report.md, junit.xml     gate.json and run.json for people and for pipelines
+    report.md, report.html   gate.json and run.json for people, the page with samples; junit.xml for pipelines
     SHA256SUMS               hashes of all files above, in the form `sha256sum -c` reads
 
 The hashes form a chain: SHA256SUMS -> gate.json -> lock, rows, manifests -> weights, so that one changed byte breaks

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from compress.amounts import format_bounds, format_bytes, format_loss, format_score
 
-__all__ = ["HEADLINES", "STYLES", "claim", "headline", "report_markdown", "result_table"]
+__all__ = ["COLUMNS", "HEADLINES", "STYLES", "claim", "headline", "metric_cells", "report_markdown", "result_table"]
 
 HEADLINES = {
     "PASS": "every required metric shows a loss below its margin",
@@ -53,7 +53,7 @@ def result_table(gate: Mapping[str, Any]) -> Table:
         words = name in ("metric", "verdict")
         table.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=name == "verdict")
     for metric in gate["metrics"]:
-        *cells, verdict = _cells(metric)
+        *cells, verdict = metric_cells(metric)
         table.add_row(*map(Text, cells), Text(verdict, style=STYLES[verdict]))
     if any(not metric["required"] for metric in gate["metrics"]):
         table.caption, table.caption_justify = f"{OPTIONAL} not required: can warn, cannot block", "left"
@@ -68,7 +68,7 @@ def report_markdown(gate: Mapping[str, Any], run: Mapping[str, Any]) -> str:
         *([claim(gate)] if gate["verdict"] == "PASS" else []),
         *_section("Warnings", [f"- {_escape(warning)}" for warning in gate["warnings"]]),
         "## Metrics",
-        _table(COLUMNS, [_cells(metric) for metric in gate["metrics"]]),
+        _table(COLUMNS, [metric_cells(metric) for metric in gate["metrics"]]),
         _list(f"- {_escape(metric['id'])}: {_escape(metric['reason'])}" for metric in gate["metrics"]),
         _details(gate),
         "## Size and cost",
@@ -80,7 +80,7 @@ def report_markdown(gate: Mapping[str, Any], run: Mapping[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _cells(metric: Mapping[str, Any]) -> tuple[str, ...]:
+def metric_cells(metric: Mapping[str, Any]) -> tuple[str, ...]:
     """One row of the table of metrics."""
     kind = metric["kind"]
     return (

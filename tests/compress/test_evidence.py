@@ -24,6 +24,7 @@ FILES = [
     "junit.xml",
     "manifest.json",
     "recipe.lock.yaml",
+    "report.html",
     "report.md",
     "run.json",
     "samples/docs.baseline.jsonl",
