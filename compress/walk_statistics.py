@@ -1,0 +1,65 @@
+"""What calibration keeps of the inputs of a layer: their second moments and their range."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["Statistics", "gram"]
+
+TILES = 4  # of the lower triangle of x^T x: 10 of 16 products are computed
+
+
+class Statistics:
+    """Sums over all tokens that a layer has seen, shared by the layers that read the same input.
+
+    Products are float32; their sums are float64, where adding them is exact in practice. So the result does not depend
+    on how the tokens were split into batches of the same size, nor over ranks.
+    """
+
+    def __init__(self, features: int, device: torch.device) -> None:
+        self.tokens = 0
+        self.absmax = torch.zeros(features, device=device)  # (I,) largest magnitude per column
+        self._sum = torch.zeros(features, features, dtype=torch.float64, device=device)
+
+    def add(self, inputs: Tensor) -> None:
+        """Count inputs (..., I) of any float dtype."""
+        x = inputs.reshape(-1, inputs.shape[-1]).float()
+        if len(x):
+            self.tokens += len(x)
+            self._sum += gram(x)
+            self.absmax = torch.maximum(self.absmax, x.abs().amax(dim=0))
+
+    def all_reduce(self) -> None:
+        """Sum over all ranks, where there are several."""
+        if not dist.is_initialized():
+            return
+        tokens = torch.tensor(self.tokens, device=self._sum.device)
+        dist.all_reduce(tokens)
+        dist.all_reduce(self._sum)
+        dist.all_reduce(self.absmax, op=dist.ReduceOp.MAX)
+        self.tokens = int(tokens)
+
+    @property
+    def hessian(self) -> Tensor:
+        """(I, I) float32, the mean of x x^T.
+
+        Raises:
+            ValueError: no token was seen, or an input was NaN or infinite.
+        """
+        if not self.tokens:
+            raise ValueError("no calibration token reached this layer")
+        mean = (self._sum / self.tokens).float()
+        if not bool(mean.isfinite().all()):
+            raise ValueError("a calibration activation is NaN or infinite")
+        return mean
+
+
+def gram(x: Tensor) -> Tensor:
+    """x^T x for x (tokens, I), computed below the diagonal and mirrored, exactly symmetric."""
+    features = x.shape[1]
+    result = x.new_empty(features, features)
+    size = -(-features // TILES)
+    for at in range(0, features, size):
+        rows = slice(at, min(at + size, features))
+        result[rows, : rows.stop] = x[:, rows].t() @ x[:, : rows.stop]
+    return result.tril_().add_(result.tril(-1).t())
