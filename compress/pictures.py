@@ -39,7 +39,7 @@ STYLE: Any = {  # a plain mapping; the library types every key by name
     "ytick.labelcolor": INK,
     "text.parse_math": False,
 }
-WIDTH = 5.0  # inches, 360 points: text stays legible when a phone shrinks the picture
+WIDTH = 4.4  # inches, 317 points: text stays legible when a phone shrinks the picture
 EDGE = 3.0  # margins beyond which the forest plot ends
 MOST = 2000  # points of one picture
 

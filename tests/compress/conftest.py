@@ -1,5 +1,7 @@
 """A run's output as plain files: a checkpoint directory of a few bytes with evidence from made-up rows."""
 
+import copy
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,6 +11,7 @@ from compress.evidence_files import Plan
 from compress.manifest import build_manifest
 from evals.gate import Metric, decide
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 TEXT = Metric(id="text", kind="log_perplexity", data="docs", margin=0.03, samples=40)
 MATH = Metric(id="math", kind="gold_nll", data="sums", margin=0.05)
 KL = Metric(id="kl", kind="kl", data="docs", margin=0.2, required=False)
@@ -51,6 +54,24 @@ RUN = {
 }
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "browser: needs a Chromium; deselected where there is none")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Without a Chromium its tests are deselected, which the summary counts; they are never skipped in silence."""
+    wanted = [item for item in items if CHROMIUM or not item.get_closest_marker("browser")]
+    if len(wanted) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
+        items[:] = wanted
+
+
+@pytest.fixture
+def chromium():
+    """The browser's program."""
+    return CHROMIUM
+
+
 def likelihood_rows(n, shift=0.0, **fields):
     """n documents of 100 to 199 tokens at 2 nats per token; every other one loses twice the shift."""
     rows = []
@@ -73,28 +94,55 @@ def rows_of(shift):
     }
 
 
+def _write_run(directory, shift, **fields):
+    """A checkpoint of a few bytes with its evidence; returns what gate.json holds."""
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    (directory / "model.safetensors").write_bytes(bytes(range(256)) * 8)
+    metrics, rows = (TEXT, MATH, KL, TASK), rows_of(shift)
+    results = [decide(metric, *rows[metric.data], alpha=0.05, aa_difference=0.0005) for metric in metrics]
+    manifest = build_manifest(directory)
+    evidence = Evidence(
+        plan=Plan(0.05, metrics, {"docs": {"sha256": "ab" * 32, "count": 40}}),
+        results=results,
+        rows=rows,
+        baseline=manifest,
+        variant=manifest,
+        recipe={"model": "demo", "gate": {"alpha": 0.05}},
+        run=RUN,
+        environment={"python": "3.11"},
+    )
+    return write_evidence(directory, replace(evidence, **fields))
+
+
+@pytest.fixture(scope="session")
+def write_run():
+    """`_write_run`, for fixtures of a wider scope than a test."""
+    return _write_run
+
+
+@pytest.fixture(scope="session")
+def written_runs(tmp_path_factory):
+    """Runs by shift, written once: the pictures of the report take longer than everything else."""
+    folder, gates = tmp_path_factory.mktemp("runs"), {}
+
+    def get(shift):
+        if shift not in gates:
+            gates[shift] = _write_run(folder / str(shift), shift)
+        return folder / str(shift), gates[shift]
+
+    return get
+
+
 @pytest.fixture
-def make_run(tmp_path):
-    """Write a run whose perplexity grows by about `shift`; keyword arguments replace fields of the evidence."""
+def make_run(tmp_path, written_runs):
+    """A run of the test's own whose perplexity grows by about `shift`; keyword arguments replace evidence's fields."""
 
     def make(shift=0.005, **fields):
         directory = tmp_path / "run"
-        directory.mkdir()
-        (directory / "config.json").write_text("{}")
-        (directory / "model.safetensors").write_bytes(bytes(range(256)) * 8)
-        metrics, rows = (TEXT, MATH, KL, TASK), rows_of(shift)
-        results = [decide(metric, *rows[metric.data], alpha=0.05, aa_difference=0.0005) for metric in metrics]
-        manifest = build_manifest(directory)
-        evidence = Evidence(
-            plan=Plan(0.05, metrics, {"docs": {"sha256": "ab" * 32, "count": 40}}),
-            results=results,
-            rows=rows,
-            baseline=manifest,
-            variant=manifest,
-            recipe={"model": "demo", "gate": {"alpha": 0.05}},
-            run=RUN,
-            environment={"python": "3.11"},
-        )
-        return directory, write_evidence(directory, replace(evidence, **fields))
+        if fields:
+            return directory, _write_run(directory, shift, **fields)
+        written, gate = written_runs(shift)
+        return shutil.copytree(written, directory), copy.deepcopy(gate)
 
     return make

@@ -60,9 +60,10 @@ def rows(shift=0.01, **fields):
     ]
 
 
-@pytest.fixture
-def report(make_run):
-    directory, _ = make_run(texts={"docs": {"d1": f"the text of d1 {ATTACK}"}})
+@pytest.fixture(scope="module")
+def report(tmp_path_factory, write_run):
+    directory = tmp_path_factory.mktemp("page") / "run"
+    write_run(directory, 0.005, texts={"docs": {"d1": f"the text of d1 {ATTACK}"}})
     return (directory / "evidence" / "report.html").read_text()
 
 
