@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from compress import walk as walk_module
+from compress import walk_block
 from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError, InputError
 from compress.walk import walk
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def small_batches(monkeypatch):
-    monkeypatch.setattr(walk_module, "BATCH_TOKENS", 64)
+    monkeypatch.setattr(walk_block, "BATCH_TOKENS", 64)
 
 
 def tokens(count=6, length=32):

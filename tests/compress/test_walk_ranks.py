@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 import torch.multiprocessing as mp
 
-from compress import walk as walk_module
+from compress import walk_block
 from compress.checkpoint import Checkpoint
 from compress.walk import walk
 
@@ -14,7 +14,7 @@ from compress.walk import walk
 def quantize_all(directory):
     """Walk a model rounding every linear; each group's statistics."""
     torch.set_num_threads(1)
-    walk_module.BATCH_TOKENS = 64
+    walk_block.BATCH_TOKENS = 64
     tokens = torch.randint(3, 128, (6, 32), generator=torch.Generator().manual_seed(0))
     seen = {}
     for block in walk(Checkpoint.open(directory), tokens, device=torch.device("cpu")):
@@ -32,7 +32,7 @@ def run_rank(rank, directory, out):
 
 def test_two_ranks_see_the_statistics_of_one(tiny_models, tmp_path, monkeypatch):
     directory = Path(shutil.copytree(tiny_models("qwen3-moe"), tmp_path / "model"))
-    monkeypatch.setattr(walk_module, "BATCH_TOKENS", 64)
+    monkeypatch.setattr(walk_block, "BATCH_TOKENS", 64)
     expected = quantize_all(directory)
     other = mp.get_context("spawn").Process(target=run_rank, args=(1, directory, tmp_path))
     other.start()

@@ -1,0 +1,209 @@
+"""A decoder block during the walk: the groups of its linears, their inputs' statistics, and its outputs."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from compress.errors import InputError
+from compress.walk_model import SeparateExperts
+from compress.walk_pause import PausedPass
+from compress.walk_statistics import Statistics
+
+__all__ = ["Block", "Group", "batches"]
+
+BATCH_TOKENS = 4096  # tokens that go through a block at once
+
+Quantizer = Callable[[Tensor], Tensor]
+
+
+@dataclass
+class Group:
+    """Linears that read the same input.
+
+    names       full module names, as in the checkpoint
+    linears     the modules; weights are (O, I)
+    statistics  of the input, before `rounding`
+    rounding    what an engine with quantized activations does to the input; None: nothing
+    """
+
+    names: tuple[str, ...]
+    linears: tuple[nn.Linear, ...]
+    statistics: Statistics
+    rounding: Quantizer | None = None
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """Float32 weights (O, I)."""
+        return [linear.weight.detach().float() for linear in self.linears]
+
+    def replace(self, weights: Sequence[Tensor]) -> None:
+        """Put new weights (O, I) in place; the block computes with them from here on."""
+        for linear, weight in zip(self.linears, weights, strict=True):
+            linear.weight.data.copy_(weight)
+
+
+@dataclass
+class Block:
+    """One decoder block with its weights, and the hidden states that enter it.
+
+    index, name  its place, and the checkpoint's name, e.g. "model.layers.3"
+    module       the block; its parameters may be changed in place
+    inputs       (N, T, D), where they are kept; replaced by the outputs when the walk goes on
+    reference    (N, T, D) outputs of the unquantized model's block, when the walk was asked for them
+    linears      every linear of the block by the checkpoint's name
+    tensors      every parameter of the block by the checkpoint's name
+    experts      the modules of separate experts by the checkpoint's name
+    """
+
+    index: int
+    name: str
+    module: nn.Module
+    inputs: Tensor
+    device: torch.device
+    call: tuple[tuple[Any, ...], dict[str, Any]]  # what the block is called with besides hidden states
+    linears: dict[str, nn.Linear]
+    tensors: dict[str, Tensor]
+    experts: dict[str, SeparateExperts]
+    reference: Tensor | None = None
+    finished: bool = False
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Run the block on hidden states (n, T, D)."""
+        args, kwargs = self.call
+        output = self.module(hidden.to(self.device), *args, **kwargs)
+        result: Tensor = output[0] if isinstance(output, tuple) else output
+        return result
+
+    def layout(self, names: Sequence[str]) -> list[tuple[str, ...]]:
+        """`names` partitioned into groups, in the order in which they compute; unreached ones are left out."""
+        seen: dict[int, tuple[Tensor, list[str]]] = {}  # keeps each input alive, so that no address is used twice
+        with _hooked({self.linears[name]: partial(_note, seen, name) for name in names}), torch.no_grad():
+            self.forward(self.inputs[:1])
+        return [tuple(group) for _, group in seen.values()]
+
+    def observe(self, names: Sequence[str], sequences: int) -> list[Group]:
+        """The groups of `names` as the block is now, their statistics from the first `sequences`; changes nothing."""
+        groups = self._groups(names)
+        with _hooked({group.linears[0]: partial(_count, group) for group in groups}), torch.no_grad():
+            for batch in batches(self.inputs[:sequences]):
+                self.forward(batch)
+        for group in groups:
+            _complete(group)
+        return groups
+
+    def groups(self, names: Sequence[str]) -> Iterator[Group]:
+        """Each group of `names` once its inputs are final; replace its weights before taking the next.
+
+        One forward pass over all tokens, which leaves the block's outputs behind.
+
+        Raises:
+            InputError: a calibration activation is not finite.
+        """
+        groups = self._groups(names)
+        passes = _Passes(self, groups)
+        hooks = {linear: partial(passes.enter, group) for group in groups for linear in group.linears}
+        with _hooked(hooks), passes:
+            for group in groups:
+                waiting = passes.waiting_at(group)
+                for each in waiting:
+                    group.statistics.add(each.shown())
+                _complete(group)
+                yield group
+                for each in waiting:
+                    passes.resume(each)
+        self.finished = True
+
+    def round_inputs(self, names: Sequence[str], rounding: Quantizer) -> None:
+        """From here on these linears compute on rounded inputs; for blocks that are only run, not calibrated."""
+        for name in names:
+            self.linears[name].register_forward_pre_hook(lambda _, args: (rounding(args[0]),))
+
+    def finish(self) -> None:
+        """Replace the inputs by the outputs of the block as it is now, unless `groups` has done so."""
+        if not self.finished:
+            with torch.no_grad():
+                for batch in batches(self.inputs):
+                    batch.copy_(self.forward(batch))
+        self.finished = True
+
+    def _groups(self, names: Sequence[str]) -> list[Group]:
+        return [
+            Group(group, tuple(self.linears[name] for name in group), self._statistics(group[0]))
+            for group in self.layout(names)
+        ]
+
+    def _statistics(self, name: str) -> Statistics:
+        return Statistics(self.linears[name].in_features, self.device)
+
+
+def batches(hidden: Tensor) -> list[Tensor]:
+    return list(torch.split(hidden, max(BATCH_TOKENS // hidden.shape[1], 1)))
+
+
+class _Passes:
+    """All batches of a block, each a pass that pauses at the first linear of every group."""
+
+    def __init__(self, block: Block, groups: list[Group]) -> None:
+        self.batches = batches(block.inputs)
+        self.passes = [PausedPass(partial(_forward, block, batch)) for batch in self.batches]
+        self.running = self.passes[0]
+        self._first = {id(group): group.linears[0] for group in groups}
+
+    def __enter__(self) -> None:
+        for each in self.passes:
+            self.resume(each)
+
+    def __exit__(self, *_: object) -> None:
+        for each in self.passes:
+            if not each.ended:
+                each.abandon()
+
+    def waiting_at(self, group: Group) -> list[PausedPass]:
+        return [each for each in self.passes if each.at == id(group)]
+
+    def resume(self, each: PausedPass) -> None:
+        """Let one pass run on; when it ends, its outputs take the place of its inputs."""
+        self.running = each
+        each.resume()
+        if each.ended:
+            self.batches[self.passes.index(each)].copy_(each.take())
+
+    def enter(self, group: Group, linear: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Hook of every linear: pause at the first of the group, then round the input."""
+        if linear is self._first[id(group)]:
+            self.running.pause(id(group), args[0])
+        return (group.rounding(args[0]),) if group.rounding else args
+
+
+def _forward(block: Block, batch: Tensor, _: PausedPass) -> Tensor:
+    with torch.no_grad():  # a thread starts with gradients on
+        return block.forward(batch)
+
+
+def _note(seen: dict[int, tuple[Tensor, list[str]]], name: str, linear: nn.Module, args: tuple[Tensor, ...]) -> None:
+    seen.setdefault(id(args[0]), (args[0], []))[1].append(name)
+
+
+def _count(group: Group, linear: nn.Module, args: tuple[Tensor, ...]) -> None:
+    group.statistics.add(args[0])
+
+
+def _complete(group: Group) -> None:
+    group.statistics.all_reduce()
+    if not bool(group.statistics.absmax.isfinite().all()):
+        raise InputError(f"a calibration activation at {group.names[0]} is NaN or infinite: check the source model")
+
+
+@contextmanager
+def _hooked(hooks: Mapping[nn.Linear, Callable[..., Any]]) -> Iterator[None]:
+    handles = [linear.register_forward_pre_hook(hook, prepend=True) for linear, hook in hooks.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
