@@ -18,7 +18,7 @@ from compress.writer import ShardWriter
 from quant.format import ROWS, Format, require_finite
 from quant.plan import Assignment, QuantizePlan
 
-__all__ = ["run_streaming"]
+__all__ = ["copy_tensor", "run_streaming"]
 
 RUN_BYTES = 16 << 20  # of source weights held at a time
 Advance = Callable[[int], None]
@@ -36,12 +36,17 @@ def run_streaming(plan: QuantizePlan, directory: Path, device: torch.device, adv
     by_name = {assignment.module.name: assignment for assignment in plan.quantized}
     with ShardWriter(directory, plan.shards) as writer:
         for name, info in plan.copies.items():
-            _copy(name, info, plan.outputs[name].dtype, writer, advance)
+            copy_tensor(name, info, plan.outputs[name].dtype, writer, advance)
         for group in fused_groups([*by_name]):
             _quantize_group([by_name[name] for name in group], device, writer, advance)
 
 
-def _copy(name: str, info: TensorInfo, dtype: torch.dtype, writer: ShardWriter, advance: Advance) -> None:
+def copy_tensor(name: str, info: TensorInfo, dtype: torch.dtype, writer: ShardWriter, advance: Advance) -> None:
+    """Carry one tensor over, cast to `dtype`, a run of rows at a time.
+
+    Raises:
+        Refused: it is NaN or infinite.
+    """
     for part in _runs(info):
         tensor = read_tensor(part)
         if tensor.is_floating_point() and tensor.element_size() > 1 and not bool(tensor.isfinite().all()):
