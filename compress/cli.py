@@ -5,11 +5,13 @@
 """
 
 import errno
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from typer import Argument, Option
 
 from compress.errors import CompressError, InputError, RecipeError
@@ -70,11 +72,14 @@ def gate(
     overwrite: Annotated[bool, Option("--overwrite", help="replace the evidence of an earlier run")] = False,
     as_json: Json = False,
 ) -> None:
-    """Judge any two checkpoints by the evals and the gate of a recipe; evidence goes to the recipe's output."""
-    from compress import pipeline
+    """Judge any two checkpoints by the evals and the gate of a recipe; evidence is written into the variant.
 
-    recipe, overrides = _recipe_words(words)
-    code = pipeline.gate(baseline, variant, (recipe, overrides), overwrite=overwrite, as_json=as_json)
+    \b
+    compress gate ORG/BASE ./variant recipe=fp8.yaml
+    """
+    from compress import gate_command
+
+    code = gate_command.gate((baseline, variant), _recipe_words(words), overwrite=overwrite, as_json=as_json)
     raise typer.Exit(code)
 
 
@@ -99,6 +104,32 @@ def verify(
 
 
 @app.command()
+def plan(
+    model: Annotated[str, Argument(help="directory, config.json, or hub id")],
+    words: Annotated[
+        list[str], Argument(metavar="gpu=NAME users=N context=N [key=value ...]", help="what to plan for")
+    ],
+    picture: Annotated[Path | None, Option("--picture", help="draw users against context to a .png or .svg")] = None,
+    as_json: Json = False,
+) -> None:
+    """Plan capacity: which format and KV cache fit a GPU, for how many users, how fast; reads headers only.
+
+    \b
+    compress plan ORG/NAME gpu=H100-80GB users=160 context=4096
+    compress plan ./dir gpu=L40S users=20 context=8k kv=bf16,fp8 ttft=150ms tpot=50ms
+    """
+    from compress import planner
+
+    report = planner.run_plan(model, _pairs(words))
+    if picture is not None:
+        planner.draw(report, picture)
+    if as_json:
+        print(json.dumps(planner.as_json(report), indent=2))
+    else:
+        planner.print_plan(report, Console(highlight=False))
+
+
+@app.command()
 def inspect(
     directory: Annotated[str, Argument(help="a checkpoint: directory, .gguf, hub id, or demo")],
     as_json: Json = False,
@@ -115,6 +146,18 @@ def list_(what: Annotated[str, Argument(help="recipes, formats or tasks")], as_j
     from compress import listing
 
     listing.show(what, as_json=as_json)
+
+
+def _pairs(words: list[str]) -> dict[str, str]:
+    """key=value words as a mapping.
+
+    Raises:
+        InputError: a word without `=`.
+    """
+    bare = [word for word in words if "=" not in word]
+    if bare:
+        raise InputError(f"{bare[0]!r} is not of the form key=value")
+    return {key: value for key, _, value in (word.partition("=") for word in words)}
 
 
 def _recipe_words(words: list[str]) -> tuple[str, list[str]]:

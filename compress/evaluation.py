@@ -26,10 +26,11 @@ from compress.worker import Request, raise_error, read_rows
 from compress.writer import write_json
 from evals.gate import Metric
 from evals.samples import Kind, SampleSet, load_samples
+from evals.task_files import check_task
 
 SEAL = "sealed.json"
 
-__all__ = ["Measured", "load_sets", "measure_source", "measure_variant", "metrics_of"]
+__all__ = ["Measured", "check_tasks", "load_sets", "measure_source", "measure_variant", "metrics_of"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def metrics_of(recipe: Recipe) -> tuple[Metric, ...]:
 def _metric(recipe: Recipe, name: str) -> Metric:
     options = recipe.gate.metrics[name]
     data = recipe.data_of(name)
-    count = {**recipe.evals.documents, **recipe.evals.problems, **recipe.evals.tasks}[data].count
+    count = recipe.evals.count_of(data)
     metric = Metric(
         id=name,
         kind=options.kind,
@@ -79,7 +80,7 @@ def load_sets(recipe: Recipe) -> list[SampleSet]:
     Raises:
         InputError, Refused: a source that is unknown, empty, or too small.
     """
-    used = {recipe.data_of(metric) for metric in recipe.gate.metrics}
+    used = used_data(recipe)
     documents = {name: (o.source, o.count, {"field": o.field}) for name, o in recipe.evals.documents.items()}
     problems = {
         name: (o.source, o.count, {"question": o.question, "answer": o.answer})
@@ -95,6 +96,17 @@ def load_sets(recipe: Recipe) -> list[SampleSet]:
         for name, (source, count, options) in table.items()
         if name in used
     ]
+
+
+def check_tasks(recipe: Recipe) -> None:
+    """Find every lm-eval task that some metric needs.
+
+    Raises:
+        InputError: a task that is unknown, or whose data is missing.
+    """
+    for name, task in recipe.evals.tasks.items():
+        if name in used_data(recipe):
+            check_task(task.source)
 
 
 def measure_source(recipe: Recipe, sets: Sequence[SampleSet], directory: Path, manifest: Manifest) -> Measured:
@@ -166,8 +178,8 @@ def _request(recipe: Recipe, sets: Sequence[SampleSet], directory: Path, label: 
         device=recipe.device,
         trust_remote_code=recipe.trust_remote_code,
         engine=recipe.evals.engine.model_dump(),
-        sets=[{**asdict(found), "max_tokens": _max_tokens(recipe, found.name)} for found in sets],
-        tasks=[],
+        sets=[{**asdict(found), **_set_options(recipe, found.name)} for found in sets],
+        tasks=[_task_options(recipe, name) for name in recipe.evals.tasks if name in used_data(recipe)],
         alpha=recipe.gate.alpha,
         aa_samples=recipe.gate.aa_samples,
         metrics=[],
@@ -176,9 +188,21 @@ def _request(recipe: Recipe, sets: Sequence[SampleSet], directory: Path, label: 
     )
 
 
-def _max_tokens(recipe: Recipe, name: str) -> int | None:
+def _set_options(recipe: Recipe, name: str) -> dict[str, Any]:
     document = recipe.evals.documents.get(name)
-    return document.max_tokens if document else None
+    compared = {recipe.data_of(metric) for metric, options in recipe.gate.metrics.items() if options.kind == "kl"}
+    return {"max_tokens": document.max_tokens if document else None, "compare": name in compared}
+
+
+def _task_options(recipe: Recipe, name: str) -> dict[str, Any]:
+    engine = recipe.evals.engine
+    shared = {"name": name, "seed": recipe.evals.seed, "max_length": engine.max_length, "add_bos": engine.add_bos_token}
+    return recipe.evals.tasks[name].model_dump() | shared
+
+
+def used_data(recipe: Recipe) -> set[str]:
+    """The sample sets and tasks that some metric is measured on."""
+    return {recipe.data_of(metric) for metric in recipe.gate.metrics}
 
 
 def _limits(entry: Mapping[str, Any]) -> dict[str, Any]:

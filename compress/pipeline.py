@@ -14,7 +14,7 @@ from rich.console import Console
 from compress import __version__
 from compress.checkpoint import Checkpoint
 from compress.device import resolve_device
-from compress.evaluation import load_sets
+from compress.evaluation import check_tasks, load_sets
 from compress.evidence import write_evidence
 from compress.judgement import Judgement, hash_side, judge
 from compress.manifest import EVIDENCE
@@ -28,7 +28,7 @@ from compress.stages import StagePlan, plan_stages, run_stage
 from compress.staging import Places, check_output, settle, staging
 from evals.samples import SampleSet
 
-__all__ = ["gate", "run"]
+__all__ = ["run", "show_result"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def run(name: str, overrides: Sequence[str], *, dry_run: bool, overwrite: bool, 
         record = _record(job, stages, judgement, time.monotonic() - started)
         found = write_evidence(variant, judgement.evidence(job.recipe, record))
         target = settle(job.places, variant, passed=found["verdict"] == "PASS", overwrite=overwrite)
-    _show(found, record, target, as_json=as_json)
+    show_result(found, record, target, as_json=as_json)
     return int(found["exit_code"])
 
 
@@ -75,6 +75,7 @@ def _plan(name: str, overrides: Sequence[str], *, overwrite: bool) -> Job:
     check_usable(source, trust_remote_code=recipe.trust_remote_code)
     plans = plan_stages(recipe.stages, source, places.staging, recipe.max_shard_size)
     check_output(places, source.path, sum(plan.shards.nbytes for plan in plans), overwrite=overwrite)
+    check_tasks(recipe)
     command = shlex.join(["compress", "run", f"recipe={name}", *overrides])
     return Job(recipe, command, source, places, plans, load_sets(recipe))
 
@@ -116,8 +117,8 @@ def _record(job: Job, stages: list[dict[str, Any]], judgement: Judgement, second
     }
 
 
-def _show(found: Mapping[str, Any], record: Mapping[str, Any], target: Path, *, as_json: bool) -> None:
-    """The result on standard output."""
+def show_result(found: Mapping[str, Any], record: Mapping[str, Any], target: Path, *, as_json: bool) -> None:
+    """The result on standard output: table, sizes, verdict in words, where it lies."""
     if as_json:
         json.dump({"output": str(target), "gate": found, "run": record}, sys.stdout, indent=2)
         print()

@@ -5,6 +5,7 @@ process that made the files, so what is measured is what ships. An error of the 
 the parent to raise; anything else is a crash with a traceback.
 """
 
+import hashlib
 import json
 import resource
 import sys
@@ -16,20 +17,26 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from compress import errors
 from compress.device import resolve_device
 from compress.errors import CompressError
-from compress.progress import step
+from compress.manifest import canonical_json
+from compress.progress import say, step
 from evals.gate import Metric, next_look
 from evals.head import load_head, read_head, save_head
 from evals.samples import Sample, SampleSet
 from evals.score import Reference, Row, aa_difference, score
+from evals.tasks import TaskOptions, run_task
 from evals.windows import Encoded, encode, total_tokens
 from quant.loader import load_model
 
-__all__ = ["Request", "main"]
+__all__ = ["Request", "main", "raise_error", "read_rows"]
+
+# Cases where tokenizers of one vocabulary differ: case, accents, digits, spaces, line breaks, code, emoji.
+SAMPLE_TEXT = "The  Café's 1,234.50 totals:\n\tdef f(x): return x**2  # naïve 漢字 🙂 </s> <|im_end|>"
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,8 @@ class Request:
 
     checkpoint   directory to load
     label        "source" or "variant", for the progress bar
-    sets         sample sets as plain data, each with `max_tokens` for documents
+    sets         sample sets as plain data, each with `max_tokens` (documents) and `compare` (whether KL is wanted)
+    tasks        lm-eval tasks: name and the fields of TaskOptions
     engine       dtype, max_length, batch_tokens, add_bos_token, attention
     metrics      the gate's metrics, for looks; empty: score everything
     baseline     folder of the source's results, for KL and looks; None: this is the source
@@ -82,33 +90,62 @@ def raise_error(output: Path) -> None:
 
 def _measure(request: Request, output: Path) -> None:
     start = time.monotonic()
-    device = resolve_device(request.device)
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     loaded = load_model(
         Path(request.checkpoint),
         dtype=getattr(torch, request.engine["dtype"]),
-        device=device,
+        device=resolve_device(request.device),
         trust_remote_code=request.trust_remote_code,
         attn_implementation=request.engine["attention"],
     )
-    tokenizer = loaded.tokenizer
+    if loaded.tokenizer is None:
+        raise errors.CheckpointError(f"{request.checkpoint} has no tokenizer: copy it from the original model")
     differences = {}
     for entry in request.sets:
-        encoded = _encode(tokenizer, entry, request.engine)
-        rows = _score_set(request, loaded.model, entry["name"], encoded, output)
+        encoded = _encode(loaded.tokenizer, entry, request.engine)
+        rows = _score_set(request, loaded.model, entry, encoded, output)
         write_rows(output / f"{entry['name']}.jsonl", rows)
         if request.aa_samples and request.baseline is None:
             batch = request.engine["batch_tokens"]
             again = aa_difference(loaded.model, encoded, rows, count=request.aa_samples, batch_tokens=batch)
             differences[entry["name"]] = again
+    for task in request.tasks:
+        write_rows(output / f"{task['name']}.jsonl", _run_task(request, loaded.model, loaded.tokenizer, task))
     if request.baseline is None:
         save_head(read_head(loaded.model), output / "head.safetensors")
     found = {
-        "tokenizer": {},
+        "tokenizer": tokenizer_parts(loaded.tokenizer),
+        "formats": dict(loaded.formats),
         "aa": differences,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "seconds": time.monotonic() - start,
+        "seconds": round(time.monotonic() - start, 2),
     }
     (output / "result.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+def tokenizer_parts(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """What two tokenizers must have in common, each as a hash."""
+    parts = {
+        "vocabulary": tokenizer.get_vocab(),
+        "special tokens": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
+        "encoding of a sample text": tokenizer(SAMPLE_TEXT)["input_ids"],
+        "chat template": tokenizer.chat_template,
+    }
+    return {name: hashlib.sha256(canonical_json(part)).hexdigest() for name, part in parts.items()}
+
+
+def _run_task(
+    request: Request, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Mapping[str, Any]
+) -> list[Row]:
+    """The rows of one lm-eval task."""
+    options = {key: value for key, value in task.items() if key != "name"}
+    with step(f"{task['name']}, {request.label}", task["count"]) as advance:
+        found = run_task(
+            model, tokenizer, TaskOptions(**options), folder=Path(request.output) / "tasks", advance=advance
+        )
+    for note in found.notes:
+        say(f"{task['name']}: {note}")
+    return found.rows
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, entry: Mapping[str, Any], engine: Mapping[str, Any]) -> list[Encoded]:
@@ -123,20 +160,23 @@ def _encode(tokenizer: PreTrainedTokenizerBase, entry: Mapping[str, Any], engine
     )
 
 
-def _score_set(request: Request, model: Any, name: str, encoded: Sequence[Encoded], output: Path) -> list[Row]:
+def _score_set(
+    request: Request, model: PreTrainedModel, entry: Mapping[str, Any], encoded: Sequence[Encoded], output: Path
+) -> list[Row]:
     """The rows of one set: all of them, or as many as the looks of its metrics ask for."""
-    batch = request.engine["batch_tokens"]
+    name, batch = entry["name"], request.engine["batch_tokens"]
     with step(f"scoring {name}, {request.label}", total_tokens(list(encoded))) as advance:
         if request.baseline is None:
-            found = score(model, encoded, batch_tokens=batch, keep_states=True, advance=advance)
-            save_file({"states": found.states}, output / f"{name}.states.safetensors")
+            found = score(model, encoded, batch_tokens=batch, keep_states=entry["compare"], advance=advance)
+            if found.states is not None:
+                save_file({"states": found.states}, output / f"{name}.states.safetensors")
             return found.rows
-        reference = _reference(Path(request.baseline), name, model.device)
+        reference = _reference(Path(request.baseline), name, model.device) if entry["compare"] else None
         baseline_rows = read_rows(Path(request.baseline) / f"{name}.jsonl")
         metrics = [Metric(**{**m, "looks": tuple(m["looks"])}) for m in request.metrics if m["data"] == name]
         rows: list[Row] = []
         while (until := _until(metrics, baseline_rows, rows, request.alpha)) > len(rows):
-            part = _part(reference, baseline_rows, len(rows), until)
+            part = reference and _part(reference, baseline_rows, len(rows), until)
             rows += score(model, encoded[len(rows) : until], batch_tokens=batch, reference=part, advance=advance).rows
     return rows
 

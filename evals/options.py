@@ -98,6 +98,11 @@ class Evals(BaseModel):
             raise ValueError(f"{', '.join(twice)} is used twice: documents, problems and tasks share one set of names")
         return self
 
+    def count_of(self, name: str) -> int:
+        """How many samples the set of this name has."""
+        found: Documents | Problems | Task = getattr(self, self.kind_of(name) or "")[name]
+        return found.count
+
     def kind_of(self, name: str) -> str | None:
         """Which of documents, problems, tasks has this name."""
         return next((kind for kind in ("documents", "problems", "tasks") if name in getattr(self, kind)), None)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import build_tiny
 from safetensors.torch import load_file, save_file
 
 from compress.checkpoint import INDEX, Checkpoint
 from compress.errors import CheckpointError
 from compress.tensor_file import DTYPES, read_header, read_tensor
-from conftest import build_tiny
 
 
 def test_reads_what_the_library_wrote(tiny: Path) -> None:
@@ -77,7 +77,7 @@ ENTRY = '"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
 )
 def test_damaged_file(tmp_path: Path, header: str, data: bytes, says: str) -> None:
     path = _raw(tmp_path / "x.safetensors", header, data)
-    with pytest.raises(CheckpointError, match="x.safetensors") as error:
+    with pytest.raises(CheckpointError, match=r"x\.safetensors") as error:
         read_header(path)
     assert says in str(error.value)
 
@@ -96,11 +96,11 @@ def sharded(tmp_path: Path) -> Path:
 
 def test_missing_shard(sharded: Path) -> None:
     next(iter(sorted(sharded.glob("*.safetensors")))).unlink()
-    with pytest.raises(CheckpointError, match="the index names the shard model-00001-.*, which is missing"):
+    with pytest.raises(CheckpointError, match=r"the index names the shard model-00001-.*, which is missing"):
         Checkpoint.open(sharded)
 
 
-def _edit_index(directory: Path, edit) -> None:  # noqa: ANN001
+def _edit_index(directory: Path, edit) -> None:
     index = json.loads((directory / INDEX).read_text())
     edit(index["weight_map"])
     (directory / INDEX).write_text(json.dumps(index))
@@ -123,7 +123,7 @@ def test_tensor_not_in_index(sharded: Path) -> None:
 def test_tensor_in_two_shards(sharded: Path) -> None:
     first, second = sorted(sharded.glob("*.safetensors"))[:2]
     save_file(load_file(second) | load_file(first), second, metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match="is in model-00001-.* and in model-00002-.*: keep one of them"):
+    with pytest.raises(CheckpointError, match=r"is in model-00001-.* and in model-00002-.*: keep one of them"):
         Checkpoint.open(sharded)
 
 

@@ -1,0 +1,5 @@
+"""`python -m compress` is the command `compress`."""
+
+from compress.cli import main
+
+main()
