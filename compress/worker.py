@@ -28,7 +28,7 @@ from compress.progress import say, step
 from evals.gate import Metric, next_look
 from evals.head import load_head, read_head, save_head
 from evals.samples import Sample, SampleSet
-from evals.score import Reference, Row, aa_difference, score
+from evals.score import Reading, Reference, Row, aa_difference, score
 from evals.tasks import TaskOptions, run_task
 from evals.windows import Encoded, encode, total_tokens
 from quant.loader import load_model
@@ -100,14 +100,14 @@ def _measure(request: Request, output: Path) -> None:
     )
     if loaded.tokenizer is None:
         raise errors.CheckpointError(f"{request.checkpoint} has no tokenizer: copy it from the original model")
+    reading = Reading(request.engine["batch_tokens"], loaded.kv.make_cache if loaded.kv else None)
     differences = {}
     for entry in request.sets:
         encoded = _encode(loaded.tokenizer, entry, request.engine)
-        rows = _score_set(request, loaded.model, entry, encoded, output)
+        rows = _score_set(request, loaded.model, reading, entry, encoded)
         write_rows(output / f"{entry['name']}.jsonl", rows)
         if request.aa_samples and request.baseline is None:
-            batch = request.engine["batch_tokens"]
-            again = aa_difference(loaded.model, encoded, rows, count=request.aa_samples, batch_tokens=batch)
+            again = aa_difference(loaded.model, encoded, rows, count=request.aa_samples, reading=reading)
             differences[entry["name"]] = again
     for task in request.tasks:
         write_rows(output / f"{task['name']}.jsonl", _run_task(request, loaded.model, loaded.tokenizer, task))
@@ -116,6 +116,7 @@ def _measure(request: Request, output: Path) -> None:
     found = {
         "tokenizer": tokenizer_parts(loaded.tokenizer),
         "formats": dict(loaded.formats),
+        "kv_cache": loaded.kv.record() if loaded.kv and request.sets else None,
         "aa": differences,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "seconds": round(time.monotonic() - start, 2),
@@ -161,15 +162,15 @@ def _encode(tokenizer: PreTrainedTokenizerBase, entry: Mapping[str, Any], engine
 
 
 def _score_set(
-    request: Request, model: PreTrainedModel, entry: Mapping[str, Any], encoded: Sequence[Encoded], output: Path
+    request: Request, model: PreTrainedModel, reading: Reading, entry: Mapping[str, Any], encoded: Sequence[Encoded]
 ) -> list[Row]:
     """The rows of one set: all of them, or as many as the looks of its metrics ask for."""
-    name, batch = entry["name"], request.engine["batch_tokens"]
+    name = entry["name"]
     with step(f"scoring {name}, {request.label}", total_tokens(list(encoded))) as advance:
         if request.baseline is None:
-            found = score(model, encoded, batch_tokens=batch, keep_states=entry["compare"], advance=advance)
+            found = score(model, encoded, reading=reading, keep_states=entry["compare"], advance=advance)
             if found.states is not None:
-                save_file({"states": found.states}, output / f"{name}.states.safetensors")
+                save_file({"states": found.states}, Path(request.output) / f"{name}.states.safetensors")
             return found.rows
         reference = _reference(Path(request.baseline), name, model.device) if entry["compare"] else None
         baseline_rows = read_rows(Path(request.baseline) / f"{name}.jsonl")
@@ -177,7 +178,7 @@ def _score_set(
         rows: list[Row] = []
         while (until := _until(metrics, baseline_rows, rows, request.alpha)) > len(rows):
             part = reference and _part(reference, baseline_rows, len(rows), until)
-            rows += score(model, encoded[len(rows) : until], batch_tokens=batch, reference=part, advance=advance).rows
+            rows += score(model, encoded[len(rows) : until], reading=reading, reference=part, advance=advance).rows
     return rows
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from safetensors import safe_open
@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from compress.errors import Refused
 
-__all__ = ["Head", "final_states", "load_head", "read_head", "save_head"]
+__all__ = ["Head", "KvCache", "final_states", "load_head", "read_head", "save_head"]
 
 PROBE: Final = 12  # tokens of the input on which the parts are compared with the whole
 TOLERANCE: Final = 16  # in units of the dtype's epsilon times the largest logit; a missing factor is far above
@@ -66,12 +66,26 @@ class Head:
         return logits.float()
 
 
-def final_states(model: PreTrainedModel, ids: Tensor) -> Tensor:
+class KvCache(Protocol):
+    """transformers' cache of keys and values, one that may want no more than `chunk` tokens at a time."""
+
+    chunk: int | None
+
+
+def final_states(model: PreTrainedModel, ids: Tensor, cache: KvCache | None = None) -> Tensor:
     """Hidden states (batch, length, hidden) that enter the output embedding, for ids (batch, length).
 
-    Without an attention mask: padding on the right cannot be seen by a causal model, and its states are not read.
+    Keys and values pass through `cache`, if there is one, in as many passes as it wants. Without an attention mask:
+    padding on the right cannot be seen by a causal model, and its states are not read.
     """
-    states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    if cache is None:
+        return _states(model, ids, use_cache=False)
+    parts = torch.split(ids, cache.chunk or ids.shape[1], dim=1)
+    return torch.cat([_states(model, part, use_cache=True, cache=cache) for part in parts], dim=1)
+
+
+def _states(model: PreTrainedModel, ids: Tensor, **options: Any) -> Tensor:
+    states = model.base_model(input_ids=ids, **options).last_hidden_state
     assert isinstance(states, Tensor)
     return states
 

@@ -19,15 +19,30 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compress.errors import Refused
-from evals.head import Head, final_states, read_head
+from evals.head import Head, KvCache, final_states, read_head
 from evals.windows import Encoded, Window
 
-__all__ = ["Reference", "Row", "Scores", "aa_difference", "score"]
+__all__ = ["Reading", "Reference", "Row", "Scores", "aa_difference", "score"]
 
 LOGITS: Final = 2**24  # float32 logits held at once (64 MiB)
 MEASURES: Final = ("nll", "top1", "kl", "agree")  # of each scored token; the last two need a reference
 
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a model reads its tokens.
+
+    batch_tokens  rows times the longest row of a batch, at most
+    make_cache    the tokens of each row -> an empty KV cache, where the checkpoint asks for one that is not exact
+    """
+
+    batch_tokens: int = 4096
+    make_cache: Callable[[Sequence[int]], KvCache] | None = None
+
+
+EXACT: Final = Reading()
 
 
 @dataclass(frozen=True)
@@ -65,7 +80,7 @@ def score(
     model: PreTrainedModel,
     encoded: Sequence[Encoded],
     *,
-    batch_tokens: int = 4096,
+    reading: Reading = EXACT,
     reference: Reference | None = None,
     keep_states: bool = False,
     advance: Callable[[int], None] = lambda _: None,
@@ -79,8 +94,8 @@ def score(
     _check_reference(reference, head, encoded)
     measures = torch.zeros(sum(sample.tokens for sample in encoded), len(MEASURES), dtype=torch.float64)
     kept = torch.empty(0)
-    for batch in _batches(list(_places(encoded)), batch_tokens):
-        states, targets = _read(model, [place.window for place in batch])
+    for batch in _batches(list(_places(encoded)), reading.batch_tokens):
+        states, targets = _read(model, [place.window for place in batch], reading)
         at = torch.cat([torch.arange(place.start, place.start + place.window.scored) for place in batch])
         source = (reference.states[at], reference.head) if reference else None
         measures[at] = _measure(head, states, targets, source)
@@ -93,10 +108,10 @@ def score(
 
 
 def aa_difference(
-    model: PreTrainedModel, encoded: Sequence[Encoded], rows: Sequence[Row], *, count: int, batch_tokens: int = 4096
+    model: PreTrainedModel, encoded: Sequence[Encoded], rows: Sequence[Row], *, count: int, reading: Reading
 ) -> float:
     """Score the first `count` samples once more; the largest |difference to `rows`| in nats per token of a sample."""
-    again = score(model, encoded[:count], batch_tokens=batch_tokens).rows
+    again = score(model, encoded[:count], reading=reading).rows
     pairs = zip(again, rows, strict=False)
     return max((abs(new["nll"] - old["nll"]) / new["tokens"] for new, old in pairs), default=0.0)
 
@@ -129,12 +144,13 @@ def _batches(places: list[_Place], batch_tokens: int) -> Iterator[list[_Place]]:
         waiting = waiting[rows:]
 
 
-def _read(model: PreTrainedModel, windows: list[Window]) -> tuple[Tensor, Tensor]:
+def _read(model: PreTrainedModel, windows: list[Window], reading: Reading) -> tuple[Tensor, Tensor]:
     """Final hidden states (T, hidden) and the ids to predict (T,) of the scored positions of all windows."""
     longest = max(len(window.ids) for window in windows) - 1
     # Any id pads: a causal model does not see what is to the right, and no padded position is selected.
     rows = [[*window.ids[:-1], *[0] * (longest - len(window.ids) + 1)] for window in windows]
-    states = final_states(model, torch.tensor(rows, device=model.device)).flatten(0, 1)
+    cache = reading.make_cache and reading.make_cache([len(window.ids) - 1 for window in windows])
+    states = final_states(model, torch.tensor(rows, device=model.device), cache).flatten(0, 1)
     ends = [row * longest + len(window.ids) - 1 for row, window in enumerate(windows)]
     spans = [torch.arange(end - window.scored, end) for end, window in zip(ends, windows, strict=True)]
     targets = [token for window in windows for token in window.ids[-window.scored :]]

@@ -23,7 +23,7 @@ from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from compress.errors import Refused
 from quant.kv.rounding import Rounding
 from quant.kv.schemes import KvScheme
-from quant.kv.statistics import LayerStatistics
+from quant.kv.statistics import LayerStatistics, describe
 
 __all__ = ["EmulatedCache", "KvEmulation", "Scales"]
 
@@ -73,6 +73,23 @@ class KvEmulation:
         statistics = self.statistics.setdefault(layer, LayerStatistics())
         statistics.keys.add(keys, valid, scales.keys)
         statistics.values.add(values, valid, scales.values)
+
+    def record(self) -> dict[str, Any]:
+        """Plain data for a report: the scheme, who serves it, and per layer what its keys and values were like.
+
+        Raises:
+            Refused: as `complete`.
+        """
+        layers = [
+            {
+                "layer": layer,
+                "keys": describe(found.keys, self.scales[layer].keys),
+                "values": describe(found.values, self.scales[layer].values),
+            }
+            for layer, found in self.complete().items()
+        ]
+        scheme = self.scheme
+        return {"scheme": scheme and scheme.label, "serving": scheme and scheme.serving, "layers": layers}
 
     def complete(self) -> dict[int, LayerStatistics]:
         """What every layer has seen, in order.
