@@ -33,6 +33,12 @@ def model(tiny_models: Callable[[str], Path]) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="session")
+def untied(tiny_models: Callable[[str], Path]) -> PreTrainedModel:
+    """The same with an output head of its own."""
+    return formula_weights(AutoModelForCausalLM.from_pretrained(tiny_models("llama-untied"), dtype=torch.float32), 0.3)
+
+
+@pytest.fixture(scope="session")
 def tokenizer(tiny_models: Callable[[str], Path]) -> PreTrainedTokenizerBase:
     """One token per printable byte; no BOS of its own."""
     return AutoTokenizer.from_pretrained(tiny_models("llama"))
