@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant.elements import E2M1_MAX, E4M3_MAX, absmax_scale, e4m3, e8m0_values, mx_exponent
+from quant.elements import E2M1_MAX, E4M3_MAX, absmax_scale, e8m0_values, mx_exponent
 
 __all__ = ["Quantizer", "activation_quantizer", "is_emulated", "round_e2m1"]
 
@@ -38,7 +38,7 @@ def round_e2m1(x: Tensor) -> Tensor:
 
 
 def _round_e4m3(x: Tensor) -> Tensor:
-    return e4m3(x).float()
+    return x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).float()  # the cast alone does not saturate
 
 
 def _round_int8(x: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ def activation_quantizer(args: Mapping[str, Any], *, scale: Tensor | None = None
     the kernels. Not differentiable.
 
     Args:
-        args: compressed-tensors' QuantizationArgs of `input_activations`, or any with bitsandbytes' LLM_INT8 among them.
+        args: compressed-tensors' QuantizationArgs of `input_activations`, or any with LLM_INT8 among them.
         scale: one value: `input_scale` of static inputs, or NVFP4's divisor `input_global_scale`; None when dynamic.
 
     Raises:
