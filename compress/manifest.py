@@ -1,8 +1,8 @@
 """The bytes of a checkpoint directory as a sorted list of (path, size, sha256), and one digest over the list.
 
-Everything in the directory belongs to it but a short fixed list: the card, the evidence about these very bytes, and
-signatures over them. Links are refused, since they point at bytes that may change unseen. Files are hashed as a
-stream; nothing is parsed.
+Everything in the directory belongs to it but a short fixed list: the card, the evidence about these very bytes,
+signatures over them, and what the hub's client adds to a copy, which no engine reads. Links are refused, since they
+point at bytes that may change unseen. Files are hashed as a stream; nothing is parsed.
 """
 
 import hashlib
@@ -29,8 +29,8 @@ __all__ = [
 ]
 
 EVIDENCE = "evidence"
-EXCLUDED_PATHS = frozenset({"README.md"})
-EXCLUDED_FOLDERS = frozenset({EVIDENCE, ".eval_results"})
+EXCLUDED_PATHS = frozenset({"README.md", ".gitattributes"})
+EXCLUDED_FOLDERS = (EVIDENCE, ".eval_results", ".cache/huggingface")
 EXCLUDED_SUFFIXES = (".sig", ".sigstore")
 CHUNK = 1 << 22  # bytes
 
@@ -161,6 +161,6 @@ def _unreadable(error: OSError) -> None:
 def _excluded(path: PurePosixPath) -> bool:
     return (
         str(path) in EXCLUDED_PATHS
-        or (len(path.parts) > 1 and path.parts[0] in EXCLUDED_FOLDERS)
+        or any(PurePosixPath(folder) in path.parents for folder in EXCLUDED_FOLDERS)
         or path.name.endswith(EXCLUDED_SUFFIXES)
     )

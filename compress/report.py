@@ -18,15 +18,32 @@ from rich.text import Text
 
 from compress.amounts import format_bounds, format_bytes, format_loss, format_score
 
-__all__ = ["COLUMNS", "HEADLINES", "STYLES", "claim", "headline", "metric_cells", "report_markdown", "result_table"]
+__all__ = [
+    "COLUMNS",
+    "HEADLINES",
+    "STYLES",
+    "claim",
+    "headline",
+    "markdown_text",
+    "metric_cells",
+    "report_markdown",
+    "result_table",
+]
 
 HEADLINES = {
     "PASS": "every required metric shows a loss below its margin",
     "FAIL": "a loss above the margin is shown, so the variant is blocked",
     "INCONCLUSIVE": "the samples do not show that the loss is below the margin, so the variant is blocked",
     "REFUSED": "there is no valid evidence to decide on, so the variant is blocked",
+    "WAIVED": "a loss was not shown to be below its margin, and somebody has answered for it",
 }
-STYLES = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow", "REFUSED": "bold magenta"}
+STYLES = {
+    "PASS": "bold green",
+    "FAIL": "bold red",
+    "INCONCLUSIVE": "bold yellow",
+    "REFUSED": "bold magenta",
+    "WAIVED": "bold yellow",
+}
 COLUMNS = ("metric", "n", "baseline", "variant", "loss", "bounds", "margin", "verdict")
 OPTIONAL = "*"  # marks a metric that is not required
 
@@ -64,12 +81,12 @@ def report_markdown(gate: Mapping[str, Any], run: Mapping[str, Any]) -> str:
     """report.md: verdict, metrics, sizes, layers, and how to get the same again."""
     parts = [
         f"# {gate['verdict']}",
-        _escape(headline(gate)) + ".",
+        markdown_text(headline(gate)) + ".",
         *([claim(gate)] if gate["verdict"] == "PASS" else []),
-        *_section("Warnings", [f"- {_escape(warning)}" for warning in gate["warnings"]]),
+        *_section("Warnings", [f"- {markdown_text(warning)}" for warning in gate["warnings"]]),
         "## Metrics",
         _table(COLUMNS, [metric_cells(metric) for metric in gate["metrics"]]),
-        _list(f"- {_escape(metric['id'])}: {_escape(metric['reason'])}" for metric in gate["metrics"]),
+        _list(f"- {markdown_text(metric['id'])}: {markdown_text(metric['reason'])}" for metric in gate["metrics"]),
         _details(gate),
         "## Size and cost",
         _sizes(run),
@@ -123,7 +140,7 @@ def _stage(stage: Mapping[str, Any]) -> list[str]:
     became = [(*_group(layer), layer["becomes"], _shrunk(layer)) for layer in changed]
     left = [(*_group(layer), layer["reason"]) for layer in skipped]
     return [
-        f"## {_escape(stage['name'])}: {_escape(stage['summary'])}",
+        f"## {markdown_text(stage['name'])}: {markdown_text(stage['summary'])}",
         _table(("modules", "shape", "became", "size"), became) if became else "No module was changed.",
         *(["Left as they were:", _table(("modules", "shape", "why"), left)] if left else []),
     ]
@@ -154,7 +171,7 @@ def _list(lines: Iterable[str]) -> str:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *[[_escape(cell) for cell in row] for row in rows]]
+    lines = [header, ["---"] * len(header), *[[markdown_text(cell) for cell in row] for row in rows]]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -162,5 +179,6 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 MARKUP = str.maketrans({char: f"\\{char}" for char in "\\`*_[]<>|#"} | {"\n": " ", "\r": " ", "&": "&amp;"})
 
 
-def _escape(text: str) -> str:
+def markdown_text(text: str) -> str:
+    """Text that Markdown shows as it is."""
     return text.translate(MARKUP)
