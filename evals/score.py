@@ -163,26 +163,24 @@ def _measure(head: Head, states: Tensor, targets: Tensor, source: tuple[Tensor, 
     parts = []
     for start in range(0, len(states), rows):
         span = slice(start, start + rows)
-        logits = head.logits(states[span])
-        columns = [*_nll(logits, targets[span])]
+        log_q = head.logits(states[span]).log_softmax(-1)
+        columns = [*_nll(log_q, targets[span])]
         if source:
-            theirs = source[1].logits(source[0][span].to(states.device))
-            columns += _divergence(theirs, logits)
+            log_p = source[1].logits(source[0][span].to(states.device)).log_softmax(-1)
+            columns += _divergence(log_p, log_q)
         parts.append(torch.stack([column.double().cpu() for column in columns], dim=-1))
     found = torch.cat(parts)
     return torch.nn.functional.pad(found, (0, len(MEASURES) - found.shape[-1]))
 
 
-def _nll(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """-log softmax(logits)[target] and whether the target is the argmax, for logits (T, V), targets (T,)."""
-    chosen = logits.gather(-1, targets[:, None])[:, 0]
-    return logits.logsumexp(-1) - chosen, logits.argmax(-1) == targets
+def _nll(log_q: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """-log q(target) and whether the target is the argmax, for log-probabilities (T, V) and targets (T,)."""
+    return -log_q.gather(-1, targets[:, None])[:, 0], log_q.argmax(-1) == targets
 
 
-def _divergence(source: Tensor, variant: Tensor) -> tuple[Tensor, Tensor]:
-    """KL(source || variant) in nats and whether both argmaxes agree, for logits (T, V)."""
-    log_p, log_q = source.log_softmax(-1), variant.log_softmax(-1)
-    return (log_p.exp() * (log_p - log_q)).sum(-1), source.argmax(-1) == variant.argmax(-1)
+def _divergence(log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
+    """KL(p || q) in nats and whether both argmaxes agree, for log-probabilities (T, V)."""
+    return (log_p.exp() * (log_p - log_q)).sum(-1), log_p.argmax(-1) == log_q.argmax(-1)
 
 
 def _check_finite(batch: list[_Place], measures: Tensor) -> None:
