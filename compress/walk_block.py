@@ -105,6 +105,8 @@ class Block:
             InputError: a calibration activation is not finite.
         """
         groups = self._groups(names)
+        for experts in self.experts.values():
+            experts.routed = [0] * len(experts.routed)  # the looks before this pass do not count
         passes = _Passes(self, groups)
         hooks = {linear: partial(passes.enter, group) for group in groups for linear in group.linears}
         with _hooked(hooks), passes:

@@ -1,0 +1,150 @@
+"""One block of a calibrated run: solve every group, or put back what an earlier run has solved."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compress.architectures import fused_groups
+from compress.errors import Refused
+from compress.walk import Block, Group
+from quant.activations import activation_quantizer
+from quant.folding import equalize
+from quant.format import Format, dequantize, stored
+from quant.methods import Method
+from quant.methods.blocks import row_range
+from quant.methods.solve import Inputs, Solution, prepare, solve
+from quant.plan import Assignment
+
+__all__ = ["Stored", "quantize_block", "restore_block", "solve_alone"]
+
+Stored = dict[str, Tensor]  # by tensor name
+
+
+def quantize_block(
+    block: Block, assignments: Mapping[str, Assignment], method: Method
+) -> tuple[Stored, dict[str, Any]]:
+    formats = {name: assignment.fmt for name, assignment in assignments.items() if assignment.fmt}
+    factors: dict[str, float] = {}
+    tensors: Stored = {}
+    if method.equalize and formats:
+        dtype = next(iter(assignments.values())).module.weight.dtype
+        factors = equalize(block, formats, dtype)
+        tensors |= _changed(block, factors, formats, dtype)
+    layers: dict[str, Any] = {}
+    for group in block.groups([*formats]):
+        found, reports = _quantize_group(group, assignments, method)
+        tensors |= found
+        layers |= reports
+    for name in formats.keys() - layers.keys():
+        raise Refused(f"no calibration token reached {name}: add it to ignore or use method rtn")
+    routed = {f"{name}.{i}": count for name, experts in block.experts.items() for i, count in enumerate(experts.routed)}
+    return tensors, {"block": block.name, "factors": factors, "layers": layers, "expert_tokens": routed}
+
+
+def _changed(block: Block, producers: Mapping[str, float], formats: Mapping[str, Format], dtype: torch.dtype) -> Stored:
+    """The parameters of folded producers that no format stores, rounded to `dtype` here and in the block."""
+    found: Stored = {}
+    for name, tensor in block.tensors.items():
+        owner, _, leaf = name.rpartition(".")
+        if owner in producers and (owner not in formats or leaf == "bias"):
+            found[name] = tensor.detach().to(dtype)
+            tensor.data.copy_(found[name])
+    return found
+
+
+def _quantize_group(
+    group: Group, assignments: Mapping[str, Assignment], method: Method
+) -> tuple[Stored, dict[str, Any]]:
+    """Solve the linears of a group, those that engines fuse together: they share a scale that spans them."""
+    weights = dict(zip(group.names, group.weights, strict=True))
+    try:
+        inputs = prepare(group.statistics.hessian, group.statistics.tokens, method)
+        solved = [
+            (part, _solve(part, weights, assignments[part[0]], method, inputs)) for part in _parts(group, assignments)
+        ]
+    except ValueError as error:
+        raise Refused(f"{', '.join(group.names)} cannot be quantized: {error}") from error
+    tensors: Stored = {}
+    reports: dict[str, Any] = {}
+    for part, solution in solved:
+        reports |= {name: solution.report.to_json() for name in part}
+        for name, (found, rounded) in _unstack(part, solution, assignments).items():
+            tensors |= found
+            weights[name] = rounded
+    _round_inputs(group, assignments)
+    group.replace([weights[name] for name in group.names])
+    return tensors, reports
+
+
+def _parts(group: Group, assignments: Mapping[str, Assignment]) -> list[tuple[str, ...]]:
+    """Fused layers together where no block of the format spans several rows, single layers otherwise."""
+    parts: list[tuple[str, ...]] = []
+    for fused in fused_groups([*group.names]):
+        fmt = assignments[fused[0]].fmt
+        parts += [fused] if fmt and fmt.block[0] == 1 else [(name,) for name in fused]
+    return parts
+
+
+def _solve(
+    part: Sequence[str], weights: Mapping[str, Tensor], assignment: Assignment, method: Method, inputs: Inputs
+) -> Solution:
+    fmt = assignment.fmt
+    assert fmt is not None  # only quantized modules are walked
+    stacked = torch.cat([weights[name] for name in part])
+    absmax = stacked.abs().amax() if fmt.absmax_scope else None
+    return solve(stacked, fmt, method, inputs, absmax=absmax, dtype=assignment.module.weight.dtype)
+
+
+def _unstack(
+    part: Sequence[str], solution: Solution, assignments: Mapping[str, Assignment]
+) -> dict[str, tuple[Stored, Tensor]]:
+    found: dict[str, tuple[Stored, Tensor]] = {}
+    start = 0
+    for name in part:
+        module, fmt = assignments[name].module, assignments[name].fmt
+        assert fmt is not None
+        stop = start + module.shape[0]
+        scales = row_range(solution.scales, fmt.block, start, stop) if len(part) > 1 else solution.scales
+        tensors = stored(solution.codes[start:stop], scales, fmt, module.shape, module.weight.dtype)
+        found[name] = ({f"{name}.{suffix}": t for suffix, t in tensors.items()}, solution.rounded[start:stop])
+        start = stop
+    return found
+
+
+def _round_inputs(group: Group, assignments: Mapping[str, Assignment]) -> None:
+    fmt = assignments[group.names[0]].fmt
+    if fmt and fmt.activations:
+        group.rounding = activation_quantizer(fmt.activations)
+
+
+def restore_block(block: Block, assignments: Mapping[str, Assignment], tensors: Stored) -> None:
+    """Put a finished block's weights in place."""
+    for name, assignment in assignments.items():
+        fmt = assignment.fmt
+        assert fmt is not None
+        mine = {t.removeprefix(f"{name}."): value for t, value in tensors.items() if t.rpartition(".")[0] == name}
+        block.linears[name].weight.data.copy_(dequantize(mine, fmt, assignment.module.shape))
+        if fmt.activations:
+            block.round_inputs([name], activation_quantizer(fmt.activations))
+    for name, value in tensors.items():
+        if name in block.tensors and name.removesuffix(".weight") not in assignments:
+            block.tensors[name].data.copy_(value)
+
+
+def solve_alone(assignment: Assignment, weight: Tensor, method: Method) -> tuple[Stored, dict[str, Any]]:
+    """A linear whose inputs were not seen: scales for inputs that are all alike, and nothing that needs more.
+
+    Raises:
+        Refused: a weight that is not finite.
+    """
+    name = assignment.module.name
+    inputs = Inputs(torch.eye(weight.shape[1], device=weight.device), 0, None)
+    alone = replace(method, compensate=False, refine=0)
+    try:
+        solution = _solve([name], {name: weight.float()}, assignment, alone, inputs)
+    except ValueError as error:
+        raise Refused(f"{name} cannot be quantized: {error}") from error
+    return _unstack([name], solution, {name: assignment})[name][0], {"layers": {name: solution.report.to_json()}}

@@ -1,0 +1,190 @@
+"""Methods on whole tiny models: every architecture, format and method goes through, reloads, and survives a kill."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from compress import walk_block
+from compress.checkpoint import Checkpoint
+from compress.errors import Refused
+from compress.walk import walk
+from compress.writer import write_json
+from quant import folding
+from quant.calibrated import Calibration, _key, run_calibrated
+from quant.calibrated_block import quantize_block
+from quant.folding import Fold, equalize
+from quant.formats import make_format
+from quant.loader import load_model
+from quant.methods import METHODS
+from quant.plan import plan_quantize
+
+KINDS = ("llama", "qwen2", "qwen3", "qwen3-moe")
+FORMATS = {
+    "int4": {"group_size": 32},
+    "int8": {},
+    "fp8": {},
+    "mxfp4": {},
+    "mxfp8": {},
+    "nvfp4": {},
+}
+CPU = torch.device("cpu")
+CALIBRATED = [name for name, method in METHODS.items() if method.calibrated]
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch):
+    monkeypatch.setattr(walk_block, "BATCH_TOKENS", 64)
+
+
+def tokens(count=8, length=32):
+    return torch.randint(3, 128, (count, length), generator=torch.Generator().manual_seed(0))
+
+
+def plan_for(directory, fmt, ignore=("lm_head",)):
+    return plan_quantize(Checkpoint.open(directory), fmt, targets=("Linear",), ignore=ignore, max_shard_size=1 << 40)
+
+
+def quantize(directory, fmt, method, out, *, advance=lambda done: None, ignore=("lm_head",)):
+    """A whole checkpoint in `out`, and the reports."""
+    plan = plan_for(directory, fmt, ignore)
+    out.mkdir(parents=True)
+    reports = run_calibrated(plan, Calibration(method, tokens(), out.parent / "journal"), out, CPU, advance)
+    write_json(out / "config.json", plan.config)
+    for file in plan.checkpoint.side_files:
+        shutil.copy(directory / file, out / file)
+    return out, reports
+
+
+def logits(directory, dtype=torch.float32):
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
+    with torch.no_grad():
+        return model(tokens()).logits
+
+
+def loaded_logits(directory):
+    with torch.no_grad():
+        return load_model(directory).model.float()(tokens()).logits
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_architecture_and_format_goes_through_and_reloads(kind, name, tiny_models, tmp_path):
+    source = tiny_models(kind)
+    out, reports = quantize(source, make_format(name, **FORMATS[name]), "best", tmp_path / "out")
+    change = (loaded_logits(out) - logits(source)).norm() / logits(source).norm()
+    assert 0 < change < (0.08 if name in ("int8", "fp8", "mxfp8") else 0.4)
+    layers = {layer: report for block in reports for layer, report in block["layers"].items()}
+    assert len(layers) == len(plan_for(source, make_format(name, **FORMATS[name])).quantized)
+    assert all(0 < report["error"] < 0.1 for report in layers.values())
+
+
+@pytest.mark.parametrize("method", CALIBRATED)
+@pytest.mark.parametrize("name", ["int4", "fp8", "nvfp4"])
+def test_what_the_walk_computed_is_what_the_files_say(name, method, tiny_models, tmp_path):
+    source, fmt = tiny_models("qwen2"), make_format(name, **FORMATS[name])
+    assignments = {a.module.name: a for a in plan_for(source, fmt).quantized}
+    for block in walk(Checkpoint.open(source), tokens(), device=CPU):
+        mine = {name: assignments[name] for name in block.linears}
+        quantize_block(block, mine, METHODS[method])
+    out, _ = quantize(source, fmt, method, tmp_path / "out")
+    model, states = load_model(out).model, {}
+    model.model.layers[-1].register_forward_hook(lambda m, args, output: states.update(hidden=output))
+    with torch.no_grad():
+        model(tokens())
+    torch.testing.assert_close(block.inputs, states["hidden"], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equalization_preserves_the_function(kind, tiny_models):
+    directory, fmt = tiny_models(kind), make_format("int4", group_size=32)
+    folded = 0
+    for block in walk(Checkpoint.open(directory), tokens(), device=CPU):
+        for name, parameter in block.tensors.items():  # uneven channels, so that there is something to do
+            if name.endswith(("layernorm.weight",)):
+                parameter.data *= torch.linspace(0.2, 5, parameter.numel())
+        with torch.no_grad():
+            before = block.forward(block.inputs)
+            folded += len(equalize(block, dict.fromkeys(block.linears, fmt), torch.float32))
+            after = block.forward(block.inputs)
+        torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
+    assert folded >= 2
+
+
+def test_a_fold_that_is_wrong_for_a_family_is_refused(tiny_models, monkeypatch):
+    wrong = Fold("post_attention_layernorm", ("mlp.up_proj",))  # gate reads it too
+    monkeypatch.setattr(folding, "FOLDS", (wrong,))
+    block = next(walk(Checkpoint.open(tiny_models("llama")), tokens(), device=CPU))
+    block.tensors["model.layers.0.mlp.up_proj.weight"].data *= torch.logspace(-1, 1, 128)
+    with pytest.raises(
+        Refused, match=r"^equalization changed the output of model\.layers\.0 by .*: use another method"
+    ):
+        equalize(block, {"model.layers.0.mlp.up_proj": make_format("int4", group_size=32)}, torch.float32)
+
+
+class Killed(Exception):
+    """Stands for a kill: nothing is cleaned up."""
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3-moe"])
+def test_a_killed_run_goes_on_and_gives_the_same_bytes(kind, tiny_models, tmp_path):
+    source, fmt = tiny_models(kind), make_format("int4", group_size=32)
+    whole, _ = quantize(source, fmt, "best", tmp_path / "a" / "out")
+
+    def kill(done):
+        raise Killed
+
+    with pytest.raises(Killed):
+        quantize(source, fmt, "best", tmp_path / "b" / "out", advance=kill)
+    saved = [path.name for path in (tmp_path / "b" / "journal").rglob("*")]
+    assert "model.layers.0.safetensors" in saved and "model.layers.1.safetensors" not in saved
+    shutil.rmtree(tmp_path / "b" / "out")
+    resumed, _ = quantize(source, fmt, "best", tmp_path / "b" / "out")
+    assert (resumed / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert not (tmp_path / "b" / "journal").exists()
+
+
+def test_other_options_do_not_go_on_from_a_journal(tiny_models, tmp_path):
+    plan = plan_for(tiny_models("llama"), make_format("int4", group_size=32))
+    keys = {
+        _key(plan, Calibration(method, share, tmp_path))
+        for method in ("gptq", "best")
+        for share in (tokens(), tokens(4), tokens() + 1)
+    }
+    assert len(keys) == 6
+
+
+def test_fused_layers_share_the_divisor_of_nvfp4(tiny_models, tmp_path):
+    out, _ = quantize(tiny_models("qwen3-moe"), make_format("nvfp4"), "best", tmp_path / "out")
+    tensors = load_file(out / "model.safetensors")
+    attention = [f"self_attn.{name}_proj" for name in "qkv"]
+    expert = [f"mlp.experts.1.{name}_proj" for name in ("gate", "up")]
+    for fused in (attention, expert):
+        assert len({float(tensors[f"model.layers.1.{name}.weight_global_scale"]) for name in fused}) == 1
+
+
+def test_the_head_is_quantized_by_choice_without_inputs(tiny_models, tmp_path):
+    out, reports = quantize(tiny_models("qwen3"), make_format("int8"), "best", tmp_path / "out", ignore=())
+    assert reports[-1]["layers"]["lm_head"]["tokens"] == 0
+    assert "lm_head.weight_scale" in load_file(out / "model.safetensors")
+
+
+def test_what_was_applied_is_reported_per_layer(tiny_models, tmp_path):
+    _, reports = quantize(tiny_models("qwen3-moe"), make_format("int4", group_size=32), "gptq", tmp_path / "out")
+    assert [report["block"] for report in reports] == ["model.layers.0", "model.layers.1"]
+    layer = reports[0]["layers"]["model.layers.0.self_attn.o_proj"]
+    assert layer["tokens"] == tokens().numel() and layer["damping"] == 0.01 and layer["dead"] == 0
+    assert layer["error"] < layer["nearest"]
+    assert sum(reports[0]["expert_tokens"].values()) == 2 * tokens().numel()  # two experts a token
+    json.dumps(reports)
+
+
+def test_a_weight_that_is_not_finite_is_refused(tiny, tmp_path):
+    tensors = load_file(tiny / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 5] = float("nan")
+    save_file(tensors, tiny / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(Refused, match=r"^model\.layers\.1\.mlp\.down_proj cannot be quantized: a scale is not finite"):
+        quantize(tiny, make_format("int4", group_size=32), "gptq", tmp_path / "out")
