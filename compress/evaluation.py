@@ -21,8 +21,8 @@ from compress.errors import CompressError
 from compress.manifest import Manifest, build_manifest, canonical_json, compare
 from compress.progress import say
 from compress.recipe import Recipe
+from compress.request import Request, raise_error, read_rows
 from compress.source import cache_directory
-from compress.worker import Request, raise_error, read_rows
 from compress.writer import write_json
 from evals.gate import Metric
 from evals.samples import Kind, SampleSet, load_samples
@@ -216,7 +216,7 @@ def _work(request: Request, folder: Path) -> None:
         CompressError: what the worker refused, or that it died.
     """
     file = folder / "request.json"
-    file.write_text(json.dumps(asdict(request)), encoding="utf-8")
+    request.write(file)
     done = subprocess.run([sys.executable, "-m", "compress.worker", str(file)], check=False, stdin=subprocess.DEVNULL)
     if done.returncode == 0:
         return

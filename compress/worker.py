@@ -11,7 +11,6 @@ import resource
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from compress.device import resolve_device
 from compress.errors import CompressError
 from compress.manifest import canonical_json
 from compress.progress import say, step
+from compress.request import Request, leave_error, read_rows, write_rows
 from evals.gate import Metric, next_look
 from evals.head import load_head, read_head, save_head
 from evals.samples import Sample, SampleSet
@@ -33,59 +33,21 @@ from evals.tasks import TaskOptions, run_task
 from evals.windows import Encoded, encode, total_tokens
 from quant.loader import load_model
 
-__all__ = ["Request", "main", "raise_error", "read_rows"]
+__all__ = ["main"]
 
 # Cases where tokenizers of one vocabulary differ: case, accents, digits, spaces, line breaks, code, emoji.
 SAMPLE_TEXT = "The  Café's 1,234.50 totals:\n\tdef f(x): return x**2  # naïve 漢字 🙂 </s> <|im_end|>"
 
 
-@dataclass(frozen=True)
-class Request:
-    """What to measure.
-
-    checkpoint   directory to load
-    label        "source" or "variant", for the progress bar
-    sets         sample sets as plain data, each with `max_tokens` (documents) and `compare` (whether KL is wanted)
-    tasks        lm-eval tasks: name and the fields of TaskOptions
-    engine       dtype, max_length, batch_tokens, add_bos_token, attention
-    metrics      the gate's metrics, for looks; empty: score everything
-    baseline     folder of the source's results, for KL and looks; None: this is the source
-    output       folder to write to
-    """
-
-    checkpoint: str
-    label: str
-    device: str
-    trust_remote_code: bool
-    engine: dict[str, Any]
-    sets: list[dict[str, Any]]
-    tasks: list[dict[str, Any]]
-    alpha: float
-    aa_samples: int
-    metrics: list[dict[str, Any]]
-    baseline: str | None
-    output: str
-
-
 def main(path: str) -> int:
     """Carry out a request; the exit code is that of the error, 0 without one."""
-    request = Request(**json.loads(Path(path).read_text(encoding="utf-8")))
-    output = Path(request.output)
+    request = Request.read(Path(path))
     try:
-        _measure(request, output)
+        _measure(request, Path(request.output))
     except CompressError as error:
-        found = {"type": type(error).__name__, "message": str(error)}
-        (output / "error.json").write_text(json.dumps(found), encoding="utf-8")
+        leave_error(Path(request.output), error)
         return error.exit_code
     return 0
-
-
-def raise_error(output: Path) -> None:
-    """Raise the error a worker left in its output, if there is one."""
-    file = output / "error.json"
-    if file.is_file():
-        found = json.loads(file.read_text(encoding="utf-8"))
-        raise getattr(errors, found["type"])(found["message"])
 
 
 def _measure(request: Request, output: Path) -> None:
@@ -200,16 +162,6 @@ def _part(reference: Reference, rows: Sequence[Row], start: int, stop: int) -> R
     """The reference of samples [start, stop)."""
     before, within = (sum(row["tokens"] for row in part) for part in (rows[:start], rows[start:stop]))
     return Reference(reference.states[before : before + within], reference.head, reference.hashes[start:stop])
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Rows from JSON lines."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Rows as JSON lines; NaN was refused before."""
-    path.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows), encoding="utf-8")
 
 
 if __name__ == "__main__":
