@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from compress.junit import junit_xml
 from compress.manifest import EVIDENCE, Manifest, canonical_json, sha256_file
 from compress.page import PageInput, report_html
 from compress.report import report_markdown
+from compress.statement import write_statement
+from compress.waivers import read_waivers, waive
 from evals.gate import MetricResult, overall
 from evals.pairing import Row
 
@@ -85,6 +88,7 @@ def write_evidence(directory: Path, evidence: Evidence) -> dict[str, Any]:
     _write(folder / "report.html", report_html(gate, _plain(evidence.run), shown))
     _write(folder / "junit.xml", junit_xml(gate))
     _write(folder / SUMS, "".join(f"{digest}  {name}\n" for name, digest in _hashes(folder).items()))
+    write_statement(directory, gate, evidence.variant)
     return gate
 
 
@@ -99,7 +103,12 @@ def _write_rows(folder: Path, evidence: Evidence) -> dict[str, int]:
 
 
 def _verdict(evidence: Evidence) -> dict[str, Any]:
-    outcome = overall(evidence.results, metrics=evidence.plan.metrics, refusals=evidence.refusals)
+    metrics, today = evidence.plan.metrics, date.today()
+    outcome = overall(evidence.results, metrics=metrics, refusals=evidence.refusals)
+    waivers = read_waivers(evidence.recipe)
+    outcome, waived = waive(
+        outcome, evidence.results, waivers, metrics=metrics, checkpoint=evidence.variant.digest, today=today
+    )
     return {
         "schema_version": SCHEMA_VERSION,
         "compress": __version__,
@@ -107,6 +116,7 @@ def _verdict(evidence: Evidence) -> dict[str, Any]:
         "alpha": evidence.plan.alpha,
         "refusals": list(evidence.refusals),
         "metrics": [result.record() for result in evidence.results],
+        **({"waivers": [waiver.record() for waiver in waived], "decided_on": today.isoformat()} if waivers else {}),
     }
 
 

@@ -7,6 +7,7 @@
     gate.json                every bound, every verdict, and under `binds` the hashes of all of the above
     report.md, report.html   gate.json and run.json for people, the page with samples; junit.xml for pipelines
     SHA256SUMS               hashes of all files above, in the form `sha256sum -c` reads
+    test-result.intoto.json  the verdict as an in-toto statement about the files; test-result.dsse.json signs it
 
 The hashes form a chain: SHA256SUMS -> gate.json -> lock, rows, manifests -> weights, so that one changed byte breaks
 the link above it. Who rewrites every link consistently goes unseen, unless the sha256 of SHA256SUMS, the seal, is kept
@@ -39,8 +40,8 @@ __all__ = [
     "Plan",
     "read_gate",
     "read_json",
+    "read_lock",
     "read_manifest",
-    "read_plan",
     "read_rows",
     "read_sums",
     "samples_file",
@@ -134,13 +135,16 @@ def read_sums(directory: Path) -> dict[str, str]:
         raise Refused(f"{SUMS} cannot be read: {error}") from error
 
 
-def read_plan(directory: Path) -> Plan:
-    """The plan in recipe.lock.yaml; `Refused` if there is none."""
+def read_lock(directory: Path) -> tuple[Plan, dict[str, Any]]:
+    """The plan in recipe.lock.yaml and the resolved recipe beside it; `Refused` if there is none."""
     try:
         lock = yaml.safe_load((directory / EVIDENCE / LOCK).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise Refused(f"{LOCK} cannot be read: {error}") from error
-    return Plan.from_record(lock.get("plan") if isinstance(lock, dict) else None)
+    plan = Plan.from_record(lock.get("plan") if isinstance(lock, dict) else None)
+    if not isinstance(lock.get("recipe"), dict):
+        raise Refused(f"{LOCK} holds no recipe")
+    return plan, lock["recipe"]
 
 
 def read_rows(directory: Path, data: str, side: str) -> list[Row]:

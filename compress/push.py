@@ -5,28 +5,32 @@ is accepted here and now) goes on. What is sent is the manifest's files, the evi
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from compress.card import model_card, read_card_input
-from compress.errors import CompressError, GateFailed, Inconclusive, Refused
+from compress.errors import GateFailed, Inconclusive, Refused
 from compress.evidence_files import MANIFEST, read_gate, read_manifest
 from compress.hub import CARD, Parcel, Pushed, deliver, hub, read_card
 from compress.manifest import EVIDENCE, FileEntry, sha256_file
 from compress.progress import say, step
 from compress.push_options import PushOptions
 from compress.verify import VerifyReport, verify
+from compress.waivers import WAIVED, expired
 
 __all__ = ["push", "show"]
 
-BLOCKS: dict[str, type[CompressError]] = {"FAIL": GateFailed, "INCONCLUSIVE": Inconclusive, "REFUSED": Refused}
+BLOCKS = {error.exit_code: error for error in (GateFailed, Inconclusive, Refused)}
 
 
-def show(directory: Path, options: PushOptions, *, as_json: bool) -> int:
+def show(directory: Path, options: PushOptions, *, accept_waivers: bool = False, as_json: bool = False) -> int:
     """Push and print where it is; the exit code of the command."""
-    pushed = push(directory, options)
+    pushed = push(directory, options, accept_waivers=accept_waivers)
     if as_json:
         print(json.dumps(asdict(pushed)))
         return 0
@@ -37,7 +41,7 @@ def show(directory: Path, options: PushOptions, *, as_json: bool) -> int:
     return 0
 
 
-def push(directory: Path, options: PushOptions) -> Pushed:
+def push(directory: Path, options: PushOptions, *, accept_waivers: bool = False) -> Pushed:
     """Publish the output of a run.
 
     Raises:
@@ -45,9 +49,10 @@ def push(directory: Path, options: PushOptions) -> Pushed:
         GateFailed, Inconclusive, Refused: the evidence does not hold, or its verdict does not allow it.
         PushFailed: it could not be published as it is.
     """
-    read_gate(directory)  # says what is missing where this is no run's output
+    gate = read_gate(directory)  # says what is missing where this is no run's output
     with step("checking files", read_manifest(directory, MANIFEST).size) as advance:
-        _allow(verify(directory, progress=advance), directory)
+        report = verify(directory, progress=advance)
+    _allow(report, gate, accept_waivers=accept_waivers)
     api = hub()
     card = model_card(read_card_input(directory, options.base_model), options.repo, _existing(directory, options))
     manifest = read_manifest(directory, MANIFEST)
@@ -56,12 +61,18 @@ def push(directory: Path, options: PushOptions) -> Pushed:
     return deliver(api, parcel, options)
 
 
-def _allow(report: VerifyReport, directory: Path) -> None:
+def _allow(report: VerifyReport, gate: Mapping[str, Any], *, accept_waivers: bool) -> None:
     if report.problems:
         more = f" (and {len(report.problems) - 1} more)" if len(report.problems) > 1 else ""
-        raise Refused(f"{directory} is not published: {report.problems[0]}{more}")
+        raise Refused(f"not published: {report.problems[0]}{more}")
+    if report.verdict == WAIVED and accept_waivers:
+        ended = expired(gate, date.today())
+        if ended:
+            raise BLOCKS[report.exit_code](f"not published: the waiver of {', '.join(ended)} has ended")
+        return
     if report.verdict != "PASS":
-        raise BLOCKS[report.verdict](f"{directory} is not published: its verdict is {report.verdict}")
+        hint = ": add --accept-waivers if that is meant" if report.verdict == WAIVED else ""
+        raise BLOCKS[report.exit_code](f"not published: the verdict is {report.verdict}{hint}")
 
 
 def _existing(directory: Path, options: PushOptions) -> str | None:

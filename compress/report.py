@@ -83,6 +83,7 @@ def report_markdown(gate: Mapping[str, Any], run: Mapping[str, Any]) -> str:
         f"# {gate['verdict']}",
         markdown_text(headline(gate)) + ".",
         *([claim(gate)] if gate["verdict"] == "PASS" else []),
+        *_section("Waivers", [_waiver(waiver) for waiver in gate.get("waivers", ())]),
         *_section("Warnings", [f"- {markdown_text(warning)}" for warning in gate["warnings"]]),
         "## Metrics",
         _table(COLUMNS, [metric_cells(metric) for metric in gate["metrics"]]),
@@ -160,6 +161,11 @@ def _commands(run: Mapping[str, Any]) -> str:
     lines = f"{run['command']}\ncompress verify {run['output']}"
     fence = "```" if "```" not in lines else "`" * (lines.count("`") + 3)
     return f"{fence}sh\n{lines}\n{fence}"
+
+
+def _waiver(waiver: Mapping[str, Any]) -> str:
+    metric, by, until, reason = (markdown_text(waiver[key]) for key in ("metric", "by", "until", "reason"))
+    return f"- the loss of {metric} was waived by {by} until {until}: {reason}"
 
 
 def _section(title: str, lines: Sequence[str]) -> list[str]:

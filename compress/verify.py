@@ -9,8 +9,9 @@ Reasons beside the rows that refused a variant are taken from gate.json, since n
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +28,24 @@ from compress.evidence_files import (
     SUMS,
     Plan,
     read_gate,
+    read_json,
+    read_lock,
     read_manifest,
-    read_plan,
     read_rows,
     read_sums,
     seal,
 )
 from compress.manifest import EVIDENCE, Progress, compare, sha256_file
 from compress.progress import step
-from evals.gate import Metric, MetricResult, decide, overall
+from compress.statement import ENVELOPE, STATEMENT, check_signature, statement
+from compress.waivers import WAIVED, exit_code, read_waivers, waive
+from evals.gate import Metric, MetricResult, Outcome, decide, overall
 from evals.metric import refused
 
 __all__ = ["VerifyReport", "show", "verify"]
 
 # Made after the hashes were written: signatures over them, and statements about them.
-AFTERWARDS = (".sig", ".sigstore", ".intoto.json")
+AFTERWARDS = (".sig", ".sigstore", STATEMENT, ENVELOPE)
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,15 @@ class VerifyReport:
     problems: tuple[str, ...]
 
 
-def show(directory: Path, *, as_json: bool) -> int:
+def show(
+    directory: Path, *, public_key: Path | None = None, accept_waivers: bool = False, as_json: bool = False
+) -> int:
     """Verify and print; the exit code of the command."""
     read_gate(directory)  # says what is missing where this is no run's output
     with step("checking files", read_manifest(directory, MANIFEST).size) as advance:
-        report = verify(directory, progress=advance)
+        report = verify(directory, public_key=public_key, progress=advance)
+    if report.verdict == WAIVED and not report.problems:
+        report = replace(report, exit_code=exit_code(read_gate(directory), accept_waivers=accept_waivers))
     console = Console(highlight=False)
     if as_json:
         print(json.dumps(asdict(report)))
@@ -73,17 +81,20 @@ def show(directory: Path, *, as_json: bool) -> int:
     return report.exit_code
 
 
-def verify(directory: Path, *, progress: Progress | None = None) -> VerifyReport:
+def verify(directory: Path, *, public_key: Path | None = None, progress: Progress | None = None) -> VerifyReport:
     """Check a run's output. The exit code is that of the recomputed verdict, or 5 if anything does not hold.
+
+    With `public_key` (PEM) the evidence must also be signed with its private half.
 
     Raises `InputError` where there is no evidence and `Refused` for evidence that cannot be read at all.
     """
-    gate, plan = read_gate(directory), read_plan(directory)
+    gate, (plan, recipe) = read_gate(directory), read_lock(directory)
     stored = {found["id"]: found for found in gate["metrics"]}
     # A FAIL may have ended the evaluation before the other metrics.
     decided = [metric for metric in plan.metrics if metric.id in stored]
     results = [_again(directory, metric, plan.alpha, stored[metric.id]) for metric in decided]
     outcome = overall(results, metrics=plan.metrics, refusals=gate["refusals"])
+    outcome, waived = _waivers(outcome, results, plan, recipe, gate)
     problems = (
         *_files(directory, gate),
         *_rows(directory, gate),
@@ -91,9 +102,12 @@ def verify(directory: Path, *, progress: Progress | None = None) -> VerifyReport
         *_plan(plan, gate),
         *(problem for result in results for problem in _metric(result, stored[result.metric])),
         *_disagreement("of the whole", asdict(outcome), gate, ("verdict", "exit_code")),
+        *_disagreement("of the whole", {"waivers": waived}, {"waivers": gate.get("waivers", [])}, ("waivers",)),
+        *_statement(directory, gate),
+        *([unsigned] if public_key and (unsigned := check_signature(directory, public_key)) else []),
     )
-    exit_code = Refused.exit_code if problems else outcome.exit_code
-    return VerifyReport(outcome.verdict, exit_code, seal(directory), problems)
+    code = Refused.exit_code if problems else outcome.exit_code
+    return VerifyReport(outcome.verdict, code, seal(directory), problems)
 
 
 def _files(directory: Path, gate: Mapping[str, Any]) -> Iterator[str]:
@@ -140,6 +154,26 @@ def _plan(plan: Plan, gate: Mapping[str, Any]) -> Iterator[str]:
     unknown = [metric["id"] for metric in gate["metrics"] if metric["id"] not in {known.id for known in plan.metrics}]
     if unknown:
         yield f"{GATE} holds results of {', '.join(map(str, unknown))}, which {LOCK} does not name"
+
+
+def _waivers(
+    outcome: Outcome, results: Sequence[MetricResult], plan: Plan, recipe: Mapping[str, Any], gate: Mapping[str, Any]
+) -> tuple[Outcome, list[dict[str, str]]]:
+    """The outcome with the waivers of the recipe as they stood on the day it was decided, for the bytes it names."""
+    try:
+        waivers, day = read_waivers(recipe), date.fromisoformat(gate.get("decided_on", date.max.isoformat()))
+    except (KeyError, TypeError, ValueError) as error:
+        raise Refused(f"{LOCK} and {GATE} hold no waivers that can be read: {error}") from error
+    checkpoint = gate["binds"]["variant_manifest"]
+    outcome, waived = waive(outcome, results, waivers, metrics=plan.metrics, checkpoint=checkpoint, today=day)
+    return outcome, [waiver.record() for waiver in waived]
+
+
+def _statement(directory: Path, gate: Mapping[str, Any]) -> Iterator[str]:
+    """The in-toto statement, where there is one, against what gate.json and the manifest give."""
+    path = directory / EVIDENCE / STATEMENT
+    if path.is_file() and read_json(path) != statement(directory, gate, read_manifest(directory, MANIFEST)):
+        yield f"{STATEMENT} does not say what {GATE} and {MANIFEST} say"
 
 
 def _again(directory: Path, metric: Metric, alpha: float, stored: Mapping[str, Any]) -> MetricResult:

@@ -5,11 +5,12 @@ There are no default margins: how much quality a release may lose is the one thi
 
 import math
 import re
+from datetime import date
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-__all__ = ["Documents", "Engine", "Evals", "Gate", "MetricOptions", "Problems", "Task"]
+__all__ = ["Documents", "Engine", "Evals", "Gate", "MetricOptions", "Problems", "Task", "Waiver"]
 
 STRICT = ConfigDict(frozen=True, extra="forbid")
 
@@ -40,17 +41,25 @@ class Documents(BaseModel):
     count: int = Field(default=64, gt=0)
     max_tokens: int = Field(default=512, gt=1, description="tokens scored per document")
     field: str | None = Field(default=None, description="column of the text")
+    words: int = Field(default=350, gt=0, description="least words of a document cut from python-docs or a .txt")
 
 
 class Problems(BaseModel):
-    """Math problems whose worked solution is scored."""
+    """Problems whose answer is scored: worked solutions, or a fact to be found again in a long text."""
 
     model_config = STRICT
 
-    source: str = Field(description="arithmetic, gsm8k, or a path to .jsonl")
+    source: str = Field(description="arithmetic, gsm8k, recall, or a path to .jsonl")
     count: int = Field(default=120, gt=0)
     question: str = Field(default="question", description="column of the question")
     answer: str = Field(default="answer", description="column of the worked solution")
+    words: int | None = Field(default=None, gt=0, description="least words of text around the facts of recall")
+
+    @model_validator(mode="after")
+    def _words_have_a_text(self) -> "Problems":
+        if self.words and self.source != "recall":
+            raise ValueError(f"words is the length of recall's text, leave it out for {self.source}")
+        return self
 
 
 class Task(BaseModel):
@@ -192,6 +201,18 @@ MEASURES = {
 }
 
 
+class Waiver(BaseModel):
+    """A person answers for the loss of one metric on one checkpoint, up to and including a day."""
+
+    model_config = STRICT
+
+    metric: str
+    checkpoint_sha256: str = Field(pattern="^[0-9a-f]{64}$", description="binds.variant_manifest of gate.json")
+    reason: str = Field(min_length=1)
+    by: str = Field(min_length=1)
+    until: date
+
+
 class Gate(BaseModel):
     """What the variant may lose."""
 
@@ -201,3 +222,11 @@ class Gate(BaseModel):
     aa_samples: int = Field(default=8, ge=0)
     allow_identical: bool = False
     metrics: dict[str, MetricOptions] = Field(min_length=1)
+    waivers: tuple[Waiver, ...] = ()
+
+    @model_validator(mode="after")
+    def _waivers_have_metrics(self) -> "Gate":
+        unknown = sorted({waiver.metric for waiver in self.waivers} - self.metrics.keys())
+        if unknown:
+            raise ValueError(f"waivers for {', '.join(unknown)}, which gate.metrics does not name")
+        return self

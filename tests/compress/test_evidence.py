@@ -12,7 +12,7 @@ import yaml
 from compress.environment import environment
 from compress.errors import InputError, Refused
 from compress.evidence import write_evidence
-from compress.evidence_files import Plan, read_gate, read_plan, read_rows, samples_file, seal
+from compress.evidence_files import Plan, read_gate, read_lock, read_rows, samples_file, seal
 from evals.gate import Metric, decide
 
 FILES = [
@@ -33,7 +33,9 @@ FILES = [
     "samples/gsm8k%2Fmain.variant.jsonl",
     "samples/sums.baseline.jsonl",
     "samples/sums.variant.jsonl",
+    "test-result.intoto.json",
 ]
+AFTERWARDS = {"SHA256SUMS", "test-result.intoto.json"}
 
 
 def files_of(directory):
@@ -78,7 +80,7 @@ def test_sums_are_those_of_sha256sum(make_run):
     directory, gate = make_run()
     files = files_of(directory)
     listed = dict(reversed(line.split("  ")) for line in files["SHA256SUMS"].decode().splitlines())
-    assert listed == {name: hashlib.sha256(files[name]).hexdigest() for name in FILES if name != "SHA256SUMS"}
+    assert listed == {name: hashlib.sha256(files[name]).hexdigest() for name in FILES if name not in AFTERWARDS}
     assert gate["binds"]["files"].items() <= listed.items()
     assert seal(directory) == hashlib.sha256(files["SHA256SUMS"]).hexdigest()
 
@@ -100,7 +102,8 @@ def test_the_lock_holds_the_plan_and_the_recipe(make_run):
     directory, gate = make_run()
     lock = yaml.safe_load((directory / "evidence" / "recipe.lock.yaml").read_text())
     assert lock["recipe"] == {"model": "demo", "gate": {"alpha": 0.05}}
-    plan = read_plan(directory)
+    plan, recipe = read_lock(directory)
+    assert recipe == lock["recipe"]
     assert plan.record() == lock["plan"] and plan.digest == gate["binds"]["plan"]
     assert [metric.margin for metric in plan.metrics] == [0.03, 0.05, 0.2, 0.08]
     assert plan.metrics[3].looks == (60, 120)
@@ -173,7 +176,7 @@ def test_a_lock_without_a_plan_to_judge_by_is_refused(tmp_path, text):
     (tmp_path / "evidence").mkdir()
     (tmp_path / "evidence" / "recipe.lock.yaml").write_text(text)
     with pytest.raises(Refused, match=r"recipe\.lock\.yaml (holds no plan to judge by|cannot be read): "):
-        read_plan(tmp_path)
+        read_lock(tmp_path)
 
 
 def test_the_environment_names_versions_and_no_person_host_or_path():
