@@ -34,7 +34,10 @@ app = typer.Typer(
 Words = Annotated[
     list[str], Argument(metavar="recipe=FILE [key=value ...]", help="a recipe and dotted overrides of its keys")
 ]
+Output = Annotated[Path, Argument(help="the output of a run")]
+Accept = Annotated[bool, Option("--accept-waivers", help="end with 0 where every loss that blocks is waived")]
 Json = Annotated[bool, Option("--json", help="print the result as JSON on standard output")]
+INTERRUPTED = "interrupted; nothing half written was left behind, run the same command to continue"
 OS_ERRORS = {
     errno.ENOSPC: "the disk is full: free space or choose another output",
     errno.EDQUOT: "the disk quota is used up: free space or choose another output",
@@ -49,6 +52,7 @@ def run(
     words: Words,
     dry_run: Annotated[bool, Option("--dry-run", help="show what would be done, from headers alone")] = False,
     overwrite: Annotated[bool, Option("--overwrite", help="replace the output of an earlier run")] = False,
+    accept_waivers: Accept = False,
     as_json: Json = False,
 ) -> None:
     """Compress a model as a recipe says, measure the loss, and publish the result only if the gate passes.
@@ -61,7 +65,10 @@ def run(
     from compress import pipeline
 
     recipe, overrides = _recipe_words(words)
-    raise typer.Exit(pipeline.run(recipe, overrides, dry_run=dry_run, overwrite=overwrite, as_json=as_json))
+    code = pipeline.run(
+        recipe, overrides, dry_run=dry_run, overwrite=overwrite, accept_waivers=accept_waivers, as_json=as_json
+    )
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -70,6 +77,7 @@ def gate(
     variant: Annotated[str, Argument(help="the checkpoint that is judged: ours or any other tool's")],
     words: Words,
     overwrite: Annotated[bool, Option("--overwrite", help="replace the evidence of an earlier run")] = False,
+    accept_waivers: Accept = False,
     as_json: Json = False,
 ) -> None:
     """Judge any two checkpoints by the evals and the gate of a recipe; evidence is written into the variant.
@@ -79,7 +87,13 @@ def gate(
     """
     from compress import gate_command
 
-    code = gate_command.gate((baseline, variant), _recipe_words(words), overwrite=overwrite, as_json=as_json)
+    code = gate_command.gate(
+        (baseline, variant),
+        _recipe_words(words),
+        overwrite=overwrite,
+        accept_waivers=accept_waivers,
+        as_json=as_json,
+    )
     raise typer.Exit(code)
 
 
@@ -94,13 +108,67 @@ def selftest(words: Words) -> None:
 
 @app.command()
 def verify(
-    directory: Annotated[Path, Argument(help="the output of a run")],
+    directory: Output,
+    public_key: Annotated[
+        Path | None, Option("--public-key", help="the evidence must be signed with the other half of this key (PEM)")
+    ] = None,
+    accept_waivers: Accept = False,
     as_json: Json = False,
 ) -> None:
     """Recompute hashes and the verdict from the stored evidence; needs no model and no network."""
     from compress import verify as module
 
-    raise typer.Exit(module.show(directory, as_json=as_json))
+    code = module.show(directory, public_key=public_key, accept_waivers=accept_waivers, as_json=as_json)
+    raise typer.Exit(code)
+
+
+@app.command()
+def push(
+    directory: Output,
+    words: Annotated[
+        list[str],
+        Argument(
+            metavar="repo=ORG/NAME [key=value ...]",
+            help="where to, and private=true|false, revision=BRANCH, create_pr=true, base_model=ORG/NAME",
+        ),
+    ],
+    accept_waivers: Accept = False,
+    as_json: Json = False,
+) -> None:
+    """Publish what passed on the hub: card, weights, evidence; the branch moves only if the hub holds the same bytes.
+
+    \b
+    compress push out/fp8 repo=ORG/NAME
+    compress push out/fp8 repo=ORG/NAME create_pr=true
+    """
+    from compress import push as module
+    from compress.push_options import parse_push
+
+    raise typer.Exit(module.show(directory, parse_push(words), accept_waivers=accept_waivers, as_json=as_json))
+
+
+@app.command()
+def sign(
+    directory: Output,
+    words: Annotated[list[str], Argument(metavar="key=FILE", help="your private key in PEM form: Ed25519 or P-256")],
+    as_json: Json = False,
+) -> None:
+    """Sign the statement of the verdict with a key of your own, offline; check it with verify --public-key."""
+    from compress import sign as module
+
+    raise typer.Exit(module.show(directory, _pairs(words), as_json=as_json))
+
+
+@app.command()
+def compare(
+    directories: Annotated[list[Path], Argument(help="outputs of runs from one source")],
+    page: Annotated[Path, Option("--page", help="where to write the page")] = Path("compare.html"),
+    as_json: Json = False,
+) -> None:
+    """Show several variants of one source side by side: a table here, and a page with the picture of size and loss."""
+    from compress import compare as module
+
+    raise typer.Exit(module.show(directories, page, as_json=as_json))
 
 
 @app.command()
@@ -184,19 +252,16 @@ def main() -> None:
 
 def _exit_code() -> int:
     try:
-        return int(app(standalone_mode=False) or 0)
+        code = int(app(standalone_mode=False) or 0)
+        return _report(INTERRUPTED, code) if code == 130 else code  # the parser turns Ctrl-C into this code
     except CompressError as error:
         return _report(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        return _report("interrupted; nothing half written was left behind", 130)
     except OSError as error:
         if error.errno not in OS_ERRORS:
             raise
         return _report(f"{OS_ERRORS[error.errno]} ({error.filename or error.strerror})", InputError.exit_code)
     except typer.TyperException as error:  # the command line's own mistakes: unknown command, missing argument
         return _report(error.format_message(), InputError.exit_code)
-    except typer.Abort:
-        return _report("interrupted; nothing half written was left behind", 130)
 
 
 def _report(sentence: str, code: int) -> int:

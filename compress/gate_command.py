@@ -18,11 +18,19 @@ from compress.pipeline import show_result
 from compress.progress import say
 from compress.recipe_file import load_recipe
 from compress.source import check_usable, fetch_source
+from compress.waivers import exit_code
 
 __all__ = ["gate"]
 
 
-def gate(models: tuple[str, str], recipe_words: tuple[str, Sequence[str]], *, overwrite: bool, as_json: bool) -> int:
+def gate(
+    models: tuple[str, str],
+    recipe_words: tuple[str, Sequence[str]],
+    *,
+    overwrite: bool,
+    accept_waivers: bool,
+    as_json: bool,
+) -> int:
     """Measure both, decide, and write the evidence into the variant's directory; returns the verdict's exit code.
 
     Args:
@@ -40,7 +48,7 @@ def gate(models: tuple[str, str], recipe_words: tuple[str, Sequence[str]], *, ov
         check_usable(side, trust_remote_code=recipe.trust_remote_code)
     target = _evidence_place(models[1], overwrite=overwrite)
     sets = load_sets(recipe)
-    with tempfile.TemporaryDirectory(prefix=f".{EVIDENCE}.", dir=target) as folder:
+    with tempfile.TemporaryDirectory(prefix="compress-gate.") as folder:
         work = Path(folder)
         judgement = judge(recipe, sets, hash_side(baseline.path, "the baseline"), variant.path, work / "evaluation")
         record = {
@@ -51,13 +59,14 @@ def gate(models: tuple[str, str], recipe_words: tuple[str, Sequence[str]], *, ov
             "bytes_before": baseline.nbytes,
             "bytes_after": variant.nbytes,
             "seconds": round(time.monotonic() - started, 2),
-            "peak_bytes": max(judgement.source.peak_bytes, judgement.measured.peak_bytes),
+            **judgement.costs(),
         }
         found = write_evidence(work, judgement.evidence(recipe, record))
+        judgement.write_down(found)
         shutil.rmtree(target / EVIDENCE, ignore_errors=True)
-        (work / EVIDENCE).rename(target / EVIDENCE)
+        shutil.move(work / EVIDENCE, target / EVIDENCE)
     show_result(found, record, target, as_json=as_json)
-    return int(found["exit_code"])
+    return exit_code(found, accept_waivers=accept_waivers)
 
 
 def _evidence_place(variant: str, *, overwrite: bool) -> Path:
