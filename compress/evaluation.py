@@ -81,9 +81,11 @@ def load_sets(recipe: Recipe) -> list[SampleSet]:
         InputError, Refused: a source that is unknown, empty, or too small.
     """
     used = used_data(recipe)
-    documents = {name: (o.source, o.count, {"field": o.field}) for name, o in recipe.evals.documents.items()}
+    documents = {
+        name: (o.source, o.count, {"field": o.field, "words": o.words}) for name, o in recipe.evals.documents.items()
+    }
     problems = {
-        name: (o.source, o.count, {"question": o.question, "answer": o.answer})
+        name: (o.source, o.count, {"columns": (o.question, o.answer), "words": o.words})
         for name, o in recipe.evals.problems.items()
     }
     kinds: tuple[tuple[Kind, dict[str, tuple[str, int, dict[str, Any]]]], ...] = (

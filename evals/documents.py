@@ -2,7 +2,7 @@
 
 "python-docs" is `pydoc_data.topics`, the language reference behind `help("types")`: no download, about 44,000 words.
 Several topics repeat whole sections of others, so paragraphs are taken once, from the longest topic that has them, and
-each topic is cut at blank lines into documents of at least `WORDS` words. The text differs between Python versions,
+each topic is cut at blank lines into documents of at least so many words. The text differs between Python versions,
 which is why results carry the hash of the samples and no version is pinned here.
 
 Texts are scored as they are: nothing is detokenized, unwrapped or normalized.
@@ -24,16 +24,17 @@ FIELDS: Final = ("text", "page")
 Row = dict[str, Any]
 
 
-def read_documents(source: str, *, field: str | None = None) -> list[tuple[str, str]]:
+def read_documents(source: str, *, field: str | None = None, words: int = WORDS) -> list[tuple[str, str]]:
     """(id, text) of every document of a named source or a .jsonl, .txt or .parquet file, in its own order.
 
-    `field` is the column of the text; by default "text", else "page". Raises InputError.
+    `field` is the column of the text; by default "text", else "page". `words` is the least length of the documents that
+    continuous text ("python-docs", .txt) is cut into. Raises InputError.
     """
     if source in SOURCES:
-        return SOURCES[source]()
+        return SOURCES[source](words)
     path = Path(source)
     if path.suffix == ".txt":
-        return pieces(path.stem, _read_text(path))
+        return pieces(path.stem, _read_text(path), words)
     return [(f"{path.stem}/{i}", _column(path, i, row, field)) for i, row in enumerate(read_rows(source, SOURCES))]
 
 
@@ -53,17 +54,17 @@ def read_rows(source: str, named: dict[str, Any]) -> list[Row]:
     return list(FILES[path.suffix](path))
 
 
-def pieces(name: str, text: str) -> list[tuple[str, str]]:
-    """Cut at blank lines into (id, text) of at least `WORDS` words; a shorter rest joins the last, or stands alone."""
+def pieces(name: str, text: str, words: int = WORDS) -> list[tuple[str, str]]:
+    """Cut at blank lines into (id, text) of at least `words` words; a shorter rest joins the last, or stands alone."""
     paragraphs = [part.rstrip() for part in text.split("\n\n") if part.strip()]
     if not paragraphs:
         return []
     cut: list[list[str]] = [[]]
     for paragraph in paragraphs:
-        if _words(cut[-1]) >= WORDS:
+        if _words(cut[-1]) >= words:
             cut.append([])
         cut[-1].append(paragraph)
-    if len(cut) > 1 and _words(cut[-1]) < WORDS:
+    if len(cut) > 1 and _words(cut[-1]) < words:
         cut[-2:] = [cut[-2] + cut[-1]]
     return [(f"{name}/{i}", "\n\n".join(part)) for i, part in enumerate(cut)]
 
@@ -72,18 +73,18 @@ def _words(paragraphs: list[str]) -> int:
     return sum(len(paragraph.split()) for paragraph in paragraphs)
 
 
-def _python_docs() -> list[tuple[str, str]]:
+def _python_docs(words: int) -> list[tuple[str, str]]:
     seen: set[str] = set()
     documents = []
     for name in sorted(topics, key=lambda key: (-len(topics[key]), key)):
         fresh = {" ".join(part.split()): part for part in topics[name].split("\n\n")}
-        text = "\n\n".join(part for words, part in fresh.items() if words not in seen)
+        text = "\n\n".join(part for key, part in fresh.items() if key not in seen)
         seen.update(fresh)
-        documents += pieces(name, text)
-    return [(name, text) for name, text in documents if len(text.split()) >= WORDS]
+        documents += pieces(name, text, words)
+    return [(name, text) for name, text in documents if len(text.split()) >= words]
 
 
-def _wikitext() -> list[tuple[str, str]]:
+def _wikitext(_: int) -> list[tuple[str, str]]:
     """Articles of WikiText-2 (raw, test): a heading of level one opens the next."""
     lines = [row["text"] for row in hub_rows("Salesforce/wikitext", "wikitext-2-raw-v1", "test")]
     numbers = accumulate(line.startswith(" = ") and not line.startswith(" = =") for line in lines)
@@ -150,5 +151,5 @@ def string_field(path: Path, index: int, row: Row, names: tuple[str, ...]) -> st
     return value
 
 
-SOURCES: Final[dict[str, Callable[[], list[tuple[str, str]]]]] = {"python-docs": _python_docs, "wikitext": _wikitext}
+SOURCES: Final[dict[str, Callable[[int], list[tuple[str, str]]]]] = {"python-docs": _python_docs, "wikitext": _wikitext}
 FILES: Final[dict[str, Callable[[Path], Iterator[Row]]]] = {".jsonl": _jsonl, ".parquet": _parquet}

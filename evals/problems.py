@@ -1,4 +1,4 @@
-"""Math problems with worked solutions: generated ones, GSM8K through `datasets`, or a file of one's own.
+"""Problems with an answer to score: generated ones, GSM8K through `datasets`, or a file of one's own.
 
 "arithmetic" needs no download and never runs short. It draws numbers for the templates of `evals.stories` with
 a seeded generator and writes the solution step by step as GSM8K does, ending in "The answer is 24." The text depends on
@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, get_args
 
 from compress.errors import InputError
 from evals.documents import hub_rows, read_rows, string_field
+from evals.recall import recall
 from evals.stories import PEOPLE, Template
 from evals.stories_amounts import AMOUNTS
 from evals.stories_money import MONEY
@@ -51,25 +52,25 @@ def read_problems(
     *,
     count: int | None = None,
     seed: int = 0,
-    question: str = "question",
-    answer: str = "answer",
+    columns: tuple[str, str] = ("question", "answer"),
     split: Split = "eval",
+    words: int | None = None,
 ) -> list[tuple[str, str, str]]:
     """(id, context, target) of the problems of a named source or a .jsonl or .parquet file, in its own order.
 
-    `question` and `answer` are columns of a file; `split` chooses among the generated ones, at least `count` of which
-    are given. Raises InputError.
+    `columns` are those of question and answer in a file; `split` chooses among the generated ones, at least `count` of
+    which are given; `words` is the length of the text of "recall". Raises InputError.
     """
     if source in SOURCES:
-        return SOURCES[source](count=count, seed=seed, split=split)
+        return SOURCES[source](count=count, seed=seed, split=split, words=words)
     path = Path(source)
     return [
-        (f"{path.stem}/{i}", *_prompt(*(string_field(path, i, row, (column,)) for column in (question, answer))))
+        (f"{path.stem}/{i}", *_prompt(*(string_field(path, i, row, (column,)) for column in columns)))
         for i, row in enumerate(read_rows(source, SOURCES))
     ]
 
 
-def _arithmetic(*, count: int | None, seed: int, split: Split) -> list[tuple[str, str, str]]:
+def _arithmetic(*, count: int | None, seed: int, split: Split, **_: Any) -> list[tuple[str, str, str]]:
     pool = max(POOL, 1 << ((count or POOL) - 1).bit_length())
     drawn = islice(arithmetic(seed=seed, split=split), pool)
     return [(f"arithmetic/{split}/{i}", *_prompt(p.question, p.solution)) for i, p in enumerate(drawn)]
@@ -173,4 +174,8 @@ def _below(rng: random.Random, n: int) -> int:
 
 
 _OPERATORS: Final[dict[str, Callable[[int, int], int]]] = {"+": add, "-": sub, "*": mul, "/": _exact}
-SOURCES: Final[dict[str, Callable[..., list[tuple[str, str, str]]]]] = {"arithmetic": _arithmetic, "gsm8k": _gsm8k}
+SOURCES: Final[dict[str, Callable[..., list[tuple[str, str, str]]]]] = {
+    "arithmetic": _arithmetic,
+    "gsm8k": _gsm8k,
+    "recall": recall,
+}

@@ -53,7 +53,8 @@ def load_samples(
     """The first `count` samples (all, if None) of `source` in the order of sha256("seed:id").
 
     `options` are the keyword arguments of the reader of this kind: `field`, the column of a document's text;
-    `question`, `answer`, the columns of a problem, and `split` ("eval", "calibration") of the generated ones.
+    `columns`, those of a problem's question and answer; `split` ("eval", "calibration") of the generated ones; `words`,
+    the least length of documents cut from continuous text, and of the text of "recall".
     Raises InputError for an unknown source and for fewer samples than asked, Refused for none at all.
     """
     if count is not None and count < 1:

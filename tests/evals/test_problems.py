@@ -132,7 +132,7 @@ def test_unknown_split():
 def test_file_columns_and_annotations(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text('{"q": "Two and two?", "a": "2 + 2 = <<2+2=4>>4\\n#### 4"}\n\n', encoding="utf-8")
-    rows = read_problems(str(path), question="q", answer="a")
+    rows = read_problems(str(path), columns=("q", "a"))
     assert rows == [("mine/0", "Question: Two and two?\nAnswer:", " 2 + 2 = 4\n#### 4")]
 
 
