@@ -3,19 +3,24 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from compress.calibration import calibration_tokens
 from compress.checkpoint import Checkpoint
 from compress.modules import Module
 from compress.recipe import Stage
 from compress.tensor_file import TensorInfo, encode_header
 from compress.writer import ShardPlan, copy_side_file, write_json
+from evals.samples import SampleSet
+from quant.calibrated import Calibration, run_calibrated
+from quant.methods import METHODS
 from quant.options import Quantize
 from quant.plan import Choice, QuantizePlan, plan_quantize, stored_specs
 from quant.stream import run_streaming
 
-__all__ = ["LayerRow", "StagePlan", "plan_stages", "run_stage"]
+__all__ = ["LayerRow", "Place", "StagePlan", "plan_stages", "run_stage"]
 
 Advance = Callable[[int], None]
 
@@ -37,7 +42,7 @@ class StagePlan:
 
     source   what it reads: a real checkpoint, or for later stages the one the stage before will write
     result   what it will write, down to the offsets; its files do not exist yet
-    write    fills the shards into a directory
+    write    fills the shards into a directory; returns what was found out on the way, for run.json
     """
 
     name: str
@@ -46,23 +51,36 @@ class StagePlan:
     result: Checkpoint
     shards: ShardPlan
     layers: list[LayerRow]
-    write: Callable[[Path, torch.device, Advance], None]
+    write: Callable[[Path, torch.device, Advance], dict[str, Any]]
 
 
-def plan_stages(stages: Sequence[Stage], source: Checkpoint, directory: Path, max_shard_size: int) -> list[StagePlan]:
-    """Plan every stage on what the one before it will write; `directory` will hold one folder per stage.
+@dataclass(frozen=True)
+class Place:
+    """Where stages write and what they must not learn from.
+
+    directory  holds one folder per stage
+    evaluated  the sample sets that calibration must not see
+    """
+
+    directory: Path
+    max_shard_size: int
+    evaluated: Sequence[SampleSet] = ()
+
+
+def plan_stages(stages: Sequence[Stage], source: Checkpoint, place: Place) -> list[StagePlan]:
+    """Plan every stage on what the one before it will write.
 
     Raises:
         InputError: what any stage refuses.
     """
     plans: list[StagePlan] = []
     for i, stage in enumerate(stages):
-        plans.append(_plan_quantize(stage.quantize, source, directory / f"{i}-{stage.name}", max_shard_size))
+        plans.append(_plan_quantize(stage.quantize, source, place.directory / f"{i}-{stage.name}", place))
         source = plans[-1].result
     return plans
 
 
-def run_stage(plan: StagePlan, device: torch.device, advance: Advance) -> None:
+def run_stage(plan: StagePlan, device: torch.device, advance: Advance) -> dict[str, Any]:
     """Write the stage's directory: shards, config.json and side files, all of it or nothing.
 
     A later stage's source is where the stage before has written it by now, at the planned offsets.
@@ -73,14 +91,15 @@ def run_stage(plan: StagePlan, device: torch.device, advance: Advance) -> None:
     target = plan.result.path
     partial = target.with_name(f"{target.name}.partial")
     partial.mkdir(parents=True)
-    plan.write(partial, device, advance)
+    report = plan.write(partial, device, advance)
     write_json(partial / "config.json", plan.result.config)
     for file in plan.source.side_files:
         copy_side_file(plan.source.path / file, partial / file)
     partial.rename(target)
+    return report
 
 
-def _plan_quantize(options: Quantize, source: Checkpoint, target: Path, max_shard_size: int) -> StagePlan:
+def _plan_quantize(options: Quantize, source: Checkpoint, target: Path, place: Place) -> StagePlan:
     choices = [Choice(o.targets, None if o.format == "bf16" else o.build()) for o in options.overrides]
     plan = plan_quantize(
         source,
@@ -88,11 +107,25 @@ def _plan_quantize(options: Quantize, source: Checkpoint, target: Path, max_shar
         targets=options.targets,
         ignore=options.ignore,
         overrides=choices,
-        max_shard_size=max_shard_size,
+        max_shard_size=place.max_shard_size,
     )
 
-    def write(directory: Path, device: torch.device, advance: Advance) -> None:
+    def stream(directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
         run_streaming(plan, directory, device, advance)
+        return {}
+
+    def calibrate(directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
+        wanted = options.calibration
+        tokens = calibration_tokens(
+            source.path,
+            documents=wanted.documents,
+            problems=wanted.problems,
+            size=(wanted.samples, wanted.length),
+            evaluated=place.evaluated,
+        )
+        journal = target.with_name(f"{target.name}.journal")
+        reports = run_calibrated(plan, Calibration(options.method, tokens, journal), directory, device, advance)
+        return {"method": options.method, "calibration_tokens": tokens.numel(), "blocks": reports}
 
     return StagePlan(
         name="quantize",
@@ -101,7 +134,7 @@ def _plan_quantize(options: Quantize, source: Checkpoint, target: Path, max_shar
         result=Checkpoint(target, plan.config, _planned_tensors(plan.shards, target)),
         shards=plan.shards,
         layers=_layers(plan),
-        write=write,
+        write=calibrate if METHODS[options.method].calibrated else stream,
     )
 
 

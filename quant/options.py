@@ -9,7 +9,7 @@ from quant.format import Format
 from quant.formats import make_format
 from quant.methods import METHODS
 
-__all__ = ["Override", "Quantize"]
+__all__ = ["Calibration", "Override", "Quantize"]
 
 STRICT = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,13 +47,32 @@ class Override(FormatOptions):
     targets: tuple[str, ...] = Field(min_length=1)
 
 
+class Calibration(BaseModel):
+    """Which texts a calibrated method reads: `samples` sequences of `length` tokens, mixed from both sources."""
+
+    model_config = STRICT
+
+    documents: str | None = "python-docs"
+    problems: str | None = "arithmetic"
+    samples: int = Field(default=64, gt=0)
+    length: int = Field(default=512, gt=1)
+
+
 class Quantize(FormatOptions):
     """One quantization stage."""
 
     method: str = "rtn"
+    calibration: Calibration = Calibration()
     targets: tuple[str, ...] = Field(default=("Linear",), min_length=1)
     ignore: tuple[str, ...] = ("lm_head",)
     overrides: tuple[Override, ...] = ()
+
+    @model_validator(mode="after")
+    def _format_takes_method(self) -> "Quantize":
+        own = self.build().quant_method != "compressed-tensors"
+        if own and METHODS[self.method].calibrated:
+            raise ValueError(f"format {self.format!r} chooses its own codes, so method {self.method!r} cannot: use rtn")
+        return self
 
     @field_validator("method")
     @classmethod

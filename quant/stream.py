@@ -15,30 +15,41 @@ from compress.errors import Refused
 from compress.modules import Module
 from compress.tensor_file import TensorInfo, read_tensor
 from compress.writer import ShardWriter
-from quant.format import ROWS, Format, require_finite
+from quant.compiled import Kernel, compiled, eager, worth_compiling
+from quant.elements import largest_magnitude
+from quant.format import ROWS
 from quant.plan import Assignment, QuantizePlan
 
 __all__ = ["copy_tensor", "run_streaming"]
 
-RUN_BYTES = 16 << 20  # of source weights held at a time
+RUN_BYTES = 4 << 20  # of tensors carried over, held at a time
 Advance = Callable[[int], None]
 
 
-def run_streaming(plan: QuantizePlan, directory: Path, device: torch.device, advance: Advance) -> None:
+def run_streaming(
+    plan: QuantizePlan, directory: Path, device: torch.device, advance: Advance, *, compile_: bool | None = None
+) -> None:
     """Write the planned shards into `directory`, rounding to nearest.
 
     Args:
         advance: called with source bytes as they are done.
+        compile_: whether kernels are compiled; None: where the model is large enough to repay it.
 
     Raises:
         Refused: a weight is NaN or infinite.
     """
     by_name = {assignment.module.name: assignment for assignment in plan.quantized}
+    total = sum(assignment.module.weight.nbytes for assignment in plan.quantized)
+    make = compiled if (worth_compiling(total) if compile_ is None else compile_) else eager
+    kernels: dict[int, Kernel] = {}
     with ShardWriter(directory, plan.shards) as writer:
         for name, info in plan.copies.items():
             copy_tensor(name, info, plan.outputs[name].dtype, writer, advance)
         for group in fused_groups([*by_name]):
-            _quantize_group([by_name[name] for name in group], device, writer, advance)
+            members = [by_name[name] for name in group]
+            if (fmt := members[0].fmt) is not None:
+                kernel = kernels.setdefault(id(fmt), make(fmt))
+                _quantize_group(members, kernel, device, writer, advance)
 
 
 def copy_tensor(name: str, info: TensorInfo, dtype: torch.dtype, writer: ShardWriter, advance: Advance) -> None:
@@ -55,47 +66,45 @@ def copy_tensor(name: str, info: TensorInfo, dtype: torch.dtype, writer: ShardWr
         advance(part.nbytes)
 
 
-def _runs(info: TensorInfo) -> Iterator[TensorInfo]:
-    """The tensor in runs of rows of about RUN_BYTES, each a multiple of ROWS."""
-    if info.nbytes <= RUN_BYTES or not info.shape:
+def _runs(info: TensorInfo, size: int = RUN_BYTES) -> Iterator[TensorInfo]:
+    """The tensor in runs of rows of about `size` bytes, each a multiple of ROWS."""
+    if info.nbytes <= size or not info.shape:
         yield info
         return
     rows = info.shape[0]
-    step = max(1, RUN_BYTES * rows // info.nbytes // ROWS) * ROWS
+    step = max(1, size * rows // info.nbytes // ROWS) * ROWS
     for start in range(0, rows, step):
         yield info.rows(start, min(start + step, rows))
 
 
-def _quantize_group(group: list[Assignment], device: torch.device, writer: ShardWriter, advance: Advance) -> None:
-    fmt = group[0].fmt
-    if fmt is None:
-        return
-    fused = _absmax(group, device) if fmt.absmax_scope == "fused" else None
+def _quantize_group(
+    group: list[Assignment], kernel: Kernel, device: torch.device, writer: ShardWriter, advance: Advance
+) -> None:
+    """Modules that share one format, and where the format has one, its scale over all of them."""
+    scope = kernel.fmt.absmax_scope
+    fused = _absmax(group, device) if scope == "fused" else None
     for assignment in group:
-        absmax = _absmax([assignment], device) if fmt.absmax_scope == "tensor" else fused
+        absmax = _absmax([assignment], device) if scope == "tensor" else fused
         try:
-            for suffix, tensor in _quantized(assignment.module, fmt, absmax, device, advance):
+            for suffix, tensor in _quantized(assignment.module, kernel, absmax, device, advance):
                 writer.append(f"{assignment.module.name}.{suffix}", tensor)
         except ValueError as error:
             raise Refused(f"{assignment.module.name} cannot be quantized: {error}") from error
 
 
 def _absmax(group: list[Assignment], device: torch.device) -> Tensor:
-    runs = [read_tensor(run).to(device).abs().amax().float() for member in group for run in _runs(member.module.weight)]
+    runs = [largest_magnitude(read_tensor(run).to(device)) for member in group for run in _runs(member.module.weight)]
     return torch.stack(runs).amax()
 
 
 def _quantized(
-    module: Module, fmt: Format, absmax: Tensor | None, device: torch.device, advance: Advance
+    module: Module, kernel: Kernel, absmax: Tensor | None, device: torch.device, advance: Advance
 ) -> Iterator[tuple[str, Tensor]]:
     """The tensors of one module, run by run: what is the same for every run comes once."""
-    specs = fmt.layout(module.shape, module.weight.dtype)
-    for i, run in enumerate(_runs(module.weight)):
-        weight = read_tensor(run).to(device)
-        scales = fmt.choose(weight, absmax)
-        require_finite(scales)
-        for suffix, tensor in fmt.pack(fmt.encode(weight, scales), scales).items():
+    specs = kernel.fmt.layout(module.shape, module.weight.dtype)
+    for i, run in enumerate(_runs(module.weight, kernel.run_bytes)):
+        for suffix, tensor in kernel(read_tensor(run).to(device), absmax).items():
             if specs[suffix].by_rows or i == 0:
                 yield suffix, tensor
         advance(run.nbytes)
-    yield from fmt.constants(module.shape, module.weight.dtype).items()
+    yield from kernel.fmt.constants(module.shape, module.weight.dtype).items()

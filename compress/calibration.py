@@ -1,0 +1,115 @@
+"""Calibration texts: a mix of general text, math and chat, so that no skill is left out, and never an evaluation text.
+
+Documents are those of the same source that the evaluation leaves over; generated problems are of their own split; chat
+is the problems once more, in the model's own template. Texts are joined into sequences of one length, so that nothing
+is padding. Whatever the source, a text that is also evaluated is refused, by hash.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compress.errors import InputError, Refused
+from evals.samples import Sample, SampleSet, load_samples
+
+__all__ = ["calibration_texts", "calibration_tokens"]
+
+PROBLEMS = 256  # of a generator, which has no end
+
+
+def calibration_tokens(
+    directory: Path,
+    *,
+    documents: str | None,
+    problems: str | None,
+    size: tuple[int, int],
+    evaluated: Sequence[SampleSet],
+) -> Tensor:
+    """(N, T) int64 token ids for the model in `directory`.
+
+    Args:
+        documents, problems: sources as in a recipe's evals; None leaves the kind out.
+        size: N sequences of T tokens; fewer where the texts end.
+        evaluated: the sets that must not be seen.
+
+    Raises:
+        InputError: no texts, or too few for one sequence.
+        Refused: a text that is also evaluated.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    texts = calibration_texts(documents, problems, evaluated, tokenizer)
+    count, length = size
+    ends = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    ids: list[int] = []
+    for text in texts:
+        ids += [*tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], *ends]
+        if len(ids) >= count * length:
+            break
+    rows = min(count, len(ids) // length)
+    if not rows:
+        raise InputError(
+            f"the calibration texts hold {len(ids)} tokens, fewer than one sequence of {length}: give more"
+        )
+    return torch.tensor(ids[: rows * length]).reshape(rows, length)
+
+
+def calibration_texts(
+    documents: str | None, problems: str | None, evaluated: Sequence[SampleSet], tokenizer: Any = None
+) -> list[str]:
+    """The texts, the kinds in turn; chat where a tokenizer with a template is given.
+
+    Raises:
+        InputError: no source at all, or an unknown one.
+        Refused: a text that is also evaluated.
+    """
+    seen = {_digest(sample) for found in evaluated for sample in found.samples}
+    kinds: list[list[str]] = []
+    if documents:
+        left = [sample for sample in load_samples("calibration", kind="documents", source=documents).samples]
+        kinds.append([sample.target for sample in left if _digest(sample) not in seen])
+    if problems:
+        kinds += _problems(problems, seen, tokenizer)
+    texts = list(_in_turn(kinds))
+    if not texts:
+        raise InputError("no calibration text is left: name documents or problems that the evaluation does not use up")
+    return texts
+
+
+def _problems(source: str, seen: set[str], tokenizer: Any) -> list[list[str]]:
+    generated = source == "arithmetic"
+    options = {"split": "calibration"} if generated else {}
+    count = PROBLEMS if generated else None
+    found = load_samples("calibration", kind="problems", source=source, count=count, options=options).samples
+    both = [sample for sample in found if _digest(sample) in seen]
+    if both:
+        raise Refused(
+            f"{len(both)} calibration problems of {source!r} are evaluated too, first {both[0].id!r}: separate them"
+        )
+    plain = [sample.context + sample.target for sample in found]
+    if tokenizer is None or not tokenizer.chat_template:
+        return [plain]
+    half = len(found) // 2
+    return [plain[:half], [_chat(sample, tokenizer) for sample in found[half:]]]
+
+
+def _chat(sample: Sample, tokenizer: Any) -> str:
+    question = sample.context.removeprefix("Question: ").removesuffix("\nAnswer:")
+    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": sample.target.strip()}]
+    return str(tokenizer.apply_chat_template(turns, tokenize=False))
+
+
+def _digest(sample: Sample) -> str:
+    return hashlib.sha256((sample.context + "\0" + sample.target).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _in_turn(kinds: Sequence[Sequence[str]]) -> Iterator[str]:
+    for i in range(max(map(len, kinds), default=0)):
+        for kind in kinds:
+            if i < len(kind):
+                yield kind[i]
