@@ -30,7 +30,18 @@ from evals.task_files import check_task
 
 SEAL = "sealed.json"
 
-__all__ = ["Measured", "check_tasks", "load_sets", "measure_source", "measure_variant", "metrics_of"]
+__all__ = [
+    "Measured",
+    "check_tasks",
+    "is_whole",
+    "load_sets",
+    "measure_source",
+    "measure_variant",
+    "metrics_of",
+    "read_measured",
+    "scoring",
+    "seal_results",
+]
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,13 @@ def check_tasks(recipe: Recipe) -> None:
             check_task(task.source)
 
 
+def scoring(recipe: Recipe, sets: Sequence[SampleSet]) -> dict[str, Any]:
+    """Everything beside the checkpoint and the versions that its scores depend on, as plain data."""
+    request = asdict(_request(recipe, sets, Path(), "source"))
+    texts = [[found.name, found.kind, found.sha256] for found in sets]
+    return {**request, "checkpoint": "", "sets": [*map(_limits, request["sets"])], "texts": texts}
+
+
 def measure_source(recipe: Recipe, sets: Sequence[SampleSet], directory: Path, manifest: Manifest) -> Measured:
     """The source's scores and hidden states: from the cache where everything is equal, else measured and kept.
 
@@ -118,31 +136,21 @@ def measure_source(recipe: Recipe, sets: Sequence[SampleSet], directory: Path, m
         CompressError: what the worker refused.
     """
     request = _request(recipe, sets, directory, "source")
-    parts = {
-        "manifest": manifest.digest,
-        "sets": [[found.name, found.kind, found.sha256] for found in sets],
-        "request": {
-            **asdict(request),
-            "checkpoint": "",
-            "output": "",
-            "sets": [_limits(entry) for entry in request.sets],
-        },
-        "environment": environment(),
-    }
+    parts = {"manifest": manifest.digest, "scoring": scoring(recipe, sets), "environment": environment()}
     key = hashlib.sha256(canonical_json(parts)).hexdigest()
     kept = cache_directory() / "baselines" / key
-    if _is_whole(kept):
+    if is_whole(kept):
         say(f"the source was measured before with the same data, engine and versions: reusing {kept.name[:16]}")
-        return _read(kept)
+        return read_measured(kept)
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{key[:16]}.", dir=kept.parent) as folder:
         work = Path(folder) / "result"
         work.mkdir()
         _work(replace(request, output=str(work)), Path(folder))
-        _seal(work)
+        seal_results(work)
         shutil.rmtree(kept, ignore_errors=True)
         work.rename(kept)
-    return _read(kept)
+    return read_measured(kept)
 
 
 def measure_variant(
@@ -158,15 +166,16 @@ def measure_variant(
     request = _request(recipe, sets, directory, "variant")
     metrics = [asdict(metric) for metric in metrics_of(recipe)]
     _work(replace(request, metrics=metrics, baseline=str(source.folder), output=str(work)), folder)
-    return _read(work)
+    return read_measured(work)
 
 
-def _seal(folder: Path) -> None:
+def seal_results(folder: Path) -> None:
     """Bind a folder of results by the hash of every file, so that a damaged one is never trusted."""
     write_json(folder / SEAL, build_manifest(folder).record())
 
 
-def _is_whole(folder: Path) -> bool:
+def is_whole(folder: Path) -> bool:
+    """Whether a folder of results is there and as it was when it was sealed."""
     if not (folder / SEAL).is_file():
         return False
     manifest = Manifest.from_record(json.loads((folder / SEAL).read_text(encoding="utf-8")))
@@ -229,7 +238,8 @@ def _work(request: Request, folder: Path) -> None:
     raise CompressError(f"the evaluation of the {request.label} crashed with exit code {done.returncode}: see above")
 
 
-def _read(folder: Path) -> Measured:
+def read_measured(folder: Path) -> Measured:
+    """What a worker has written."""
     found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     rows = {file.name.removesuffix(".jsonl"): read_rows(file) for file in sorted(folder.glob("*.jsonl"))}
     return Measured(folder, rows, found["aa"], found["tokenizer"], found["peak_bytes"], found["seconds"])

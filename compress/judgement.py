@@ -7,11 +7,12 @@ from typing import Any
 
 from compress.environment import environment
 from compress.errors import Refused
-from compress.evaluation import Measured, measure_source, measure_variant, metrics_of
+from compress.evaluation import Measured, measure_source, measure_variant, metrics_of, scoring
 from compress.evidence import Evidence
 from compress.evidence_files import Plan
+from compress.ledger import Kept, Question, attempts, recall, remember
 from compress.manifest import Manifest, build_manifest, compare
-from compress.progress import step
+from compress.progress import say, step
 from compress.recipe import Recipe
 from evals.gate import MetricResult, decide
 from evals.samples import SampleSet
@@ -29,15 +30,28 @@ class Side:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Everything the evidence is made of, and what measuring cost."""
+    """Everything the evidence is made of, and what measuring cost.
 
-    plan: Plan
+    environment   of the measurement, which may be an earlier one of the same bytes
+    attempts      other questions that were asked about these bytes
+    texts         sample set -> sample -> the text that was scored
+    """
+
+    question: Question
     baseline: Side
     variant: Side
     source: Measured
     measured: Measured
+    environment: dict[str, Any]
     results: list[MetricResult]
     refusals: list[str]
+    attempts: list[dict[str, Any]]
+    texts: dict[str, dict[str, str]]
+
+    @property
+    def plan(self) -> Plan:
+        """What was to be decided."""
+        return self.question.plan
 
     def evidence(self, recipe: Recipe, run: Mapping[str, Any]) -> Evidence:
         """What `write_evidence` writes."""
@@ -49,9 +63,24 @@ class Judgement:
             variant=self.variant.manifest,
             recipe=recipe.model_dump(mode="json", exclude_none=True),
             run=run,
-            environment=environment(),
+            environment=self.environment,
             refusals=self.refusals,
+            attempts=self.attempts,
+            texts=self.texts,
         )
+
+    def costs(self) -> dict[str, Any]:
+        """What measuring took, for run.json: seconds and bytes of memory of both sides."""
+        sides = {"source": self.source, "variant": self.measured}
+        return {
+            "peak_bytes": max(side.peak_bytes for side in sides.values()),
+            "evaluation_peak_bytes": {name: side.peak_bytes for name, side in sides.items()},
+            "evaluation_seconds": {name: side.seconds for name, side in sides.items()},
+        }
+
+    def write_down(self, gate: Mapping[str, Any]) -> None:
+        """Add the verdict to the ledger."""
+        remember(self.question, Kept(self.source, self.measured, self.environment), gate)
 
 
 def hash_side(directory: Path, what: str) -> Side:
@@ -61,34 +90,67 @@ def hash_side(directory: Path, what: str) -> Side:
         return Side(directory, build_manifest(directory, progress=advance))
 
 
-def judge(recipe: Recipe, sets: Sequence[SampleSet], baseline: Side, variant: Path, work: Path) -> Judgement:
+def judge(
+    recipe: Recipe, sets: Sequence[SampleSet], baseline: Side, variant: Path, work: Path, *, ledger: bool = True
+) -> Judgement:
     """Measure and decide; `work` is a folder for the workers' files.
+
+    With `ledger`, bytes that were judged by the same plan before are not measured again: the stored verdict stands.
 
     Raises:
         Refused: a side that cannot be measured, or whose bytes changed meanwhile.
     """
     side = hash_side(variant, "the variant")
-    metrics = metrics_of(recipe)
-    source = measure_source(recipe, sets, baseline.directory, baseline.manifest)
-    measured = measure_variant(recipe, sets, variant, source, work)
+    question = _question(recipe, sets, baseline, side)
+    kept = recall(question) if ledger else None
+    if kept is not None:
+        say("these bytes were judged by this plan before: the stored scores are judged again, nothing is measured")
+    kept = kept or _measure(recipe, sets, baseline, variant, work)
     changed = compare(side.manifest, variant)
     if changed:
         raise Refused(f"the variant changed while it was measured: {changed[0]}")
-    results = [
+    earlier = attempts(question) if ledger else []
+    if earlier:
+        verdicts = ", ".join(attempt["verdict"] for attempt in earlier)
+        say(f"attempt {len(earlier) + 1} of these bytes; the others ended in {verdicts}")
+    return Judgement(
+        question=question,
+        baseline=baseline,
+        variant=side,
+        source=kept.source,
+        measured=kept.variant,
+        environment=kept.environment,
+        results=_decide(question.plan, kept),
+        refusals=_refusals(recipe, baseline, side, kept.source, kept.variant),
+        attempts=earlier,
+        texts={found.name: {sample.id: sample.target for sample in found.samples} for found in sets},
+    )
+
+
+def _question(recipe: Recipe, sets: Sequence[SampleSet], baseline: Side, variant: Side) -> Question:
+    data = {found.name: {"kind": found.kind, "source": found.source, "sha256": found.sha256} for found in sets}
+    plan = Plan(recipe.gate.alpha, metrics_of(recipe), data)
+    return Question(variant.manifest.digest, baseline.manifest.digest, plan, scoring(recipe, sets))
+
+
+def _measure(recipe: Recipe, sets: Sequence[SampleSet], baseline: Side, variant: Path, work: Path) -> Kept:
+    source = measure_source(recipe, sets, baseline.directory, baseline.manifest)
+    return Kept(source, measure_variant(recipe, sets, variant, source, work), environment())
+
+
+def _decide(plan: Plan, kept: Kept) -> list[MetricResult]:
+    """One result for each metric whose data was measured."""
+    return [
         decide(
             metric,
-            source.rows[metric.data],
-            measured.rows[metric.data],
-            alpha=recipe.gate.alpha,
-            aa_difference=source.aa.get(metric.data, 0.0),
+            kept.source.rows[metric.data],
+            kept.variant.rows[metric.data],
+            alpha=plan.alpha,
+            aa_difference=kept.source.aa.get(metric.data, 0.0),
         )
-        for metric in metrics
-        if metric.data in measured.rows
+        for metric in plan.metrics
+        if metric.data in kept.variant.rows
     ]
-    data = {found.name: {"kind": found.kind, "source": found.source, "sha256": found.sha256} for found in sets}
-    plan = Plan(recipe.gate.alpha, metrics, data)
-    refusals = _refusals(recipe, baseline, side, source, measured)
-    return Judgement(plan, baseline, side, source, measured, results, refusals)
 
 
 def _refusals(recipe: Recipe, baseline: Side, variant: Side, source: Measured, measured: Measured) -> list[str]:

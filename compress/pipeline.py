@@ -16,16 +16,19 @@ from compress.checkpoint import Checkpoint
 from compress.device import resolve_device
 from compress.evaluation import check_tasks, load_sets
 from compress.evidence import write_evidence
+from compress.hub import Pushed
 from compress.judgement import Judgement, hash_side, judge
 from compress.manifest import EVIDENCE
 from compress.preview import group_layers, human_bytes, show_preview
 from compress.progress import say, step
+from compress.push import push
 from compress.recipe import Recipe
 from compress.recipe_file import load_recipe
 from compress.report import headline, result_table
 from compress.source import check_usable, fetch_source
 from compress.stages import StagePlan, plan_stages, run_stage
 from compress.staging import Places, check_output, settle, staging
+from compress.waivers import exit_code
 from evals.samples import SampleSet
 
 __all__ = ["run", "show_result"]
@@ -43,7 +46,9 @@ class Job:
     sets: list[SampleSet]
 
 
-def run(name: str, overrides: Sequence[str], *, dry_run: bool, overwrite: bool, as_json: bool) -> int:
+def run(
+    name: str, overrides: Sequence[str], *, dry_run: bool, overwrite: bool, accept_waivers: bool, as_json: bool
+) -> int:
     """Carry out a recipe; returns the exit code of the verdict, 0 for a dry run.
 
     Raises:
@@ -61,9 +66,12 @@ def run(name: str, overrides: Sequence[str], *, dry_run: bool, overwrite: bool, 
         judgement = judge(job.recipe, job.sets, baseline, variant, folder / "evaluation")
         record = _record(job, stages, judgement, time.monotonic() - started)
         found = write_evidence(variant, judgement.evidence(job.recipe, record))
-        target = settle(job.places, variant, passed=found["verdict"] == "PASS", overwrite=overwrite)
-    show_result(found, record, target, as_json=as_json)
-    return int(found["exit_code"])
+        judgement.write_down(found)
+        code = exit_code(found, accept_waivers=accept_waivers)
+        target = settle(job.places, variant, passed=code == 0, overwrite=overwrite)
+    pushed = push(target, job.recipe.push, accept_waivers=accept_waivers) if job.recipe.push and code == 0 else None
+    show_result(found, record, target, pushed=pushed, as_json=as_json)
+    return code
 
 
 def _plan(name: str, overrides: Sequence[str], *, overwrite: bool) -> Job:
@@ -112,15 +120,17 @@ def _record(job: Job, stages: list[dict[str, Any]], judgement: Judgement, second
         "bytes_before": job.source.nbytes,
         "bytes_after": job.plans[-1].shards.nbytes,
         "seconds": round(seconds, 2),
-        "peak_bytes": max(judgement.source.peak_bytes, judgement.measured.peak_bytes),
-        "evaluation_seconds": {"source": judgement.source.seconds, "variant": judgement.measured.seconds},
+        **judgement.costs(),
     }
 
 
-def show_result(found: Mapping[str, Any], record: Mapping[str, Any], target: Path, *, as_json: bool) -> None:
+def show_result(
+    found: Mapping[str, Any], record: Mapping[str, Any], target: Path, *, pushed: Pushed | None = None, as_json: bool
+) -> None:
     """The result on standard output: table, sizes, verdict in words, where it lies."""
     if as_json:
-        json.dump({"output": str(target), "gate": found, "run": record}, sys.stdout, indent=2)
+        published = asdict(pushed) if pushed else None
+        json.dump({"output": str(target), "gate": found, "run": record, "pushed": published}, sys.stdout, indent=2)
         print()
         return
     console = Console(highlight=False)
@@ -129,3 +139,5 @@ def show_result(found: Mapping[str, Any], record: Mapping[str, Any], target: Pat
     console.print(f"weights {human_bytes(before)} → {human_bytes(after)}, {before / after:.2f} times smaller")
     console.print(headline(found), markup=False, soft_wrap=True)
     console.print(f"{target}  (evidence in {target / EVIDENCE})", markup=False, soft_wrap=True)
+    if pushed:
+        console.print(f"published: {pushed.url}", markup=False, soft_wrap=True)

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from compress.push_options import PushOptions
 from evals.options import MEASURES, Evals, Gate
 from quant.options import Quantize
 
@@ -54,6 +55,7 @@ class Recipe(BaseModel):
     stages: tuple[Stage, ...] = Field(min_length=1)
     evals: Evals
     gate: Gate
+    push: PushOptions | None = None
 
     @model_validator(mode="after")
     def _metrics_have_data(self) -> "Recipe":

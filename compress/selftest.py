@@ -56,7 +56,7 @@ def _verdict(recipe: Recipe, sets: list[SampleSet], source: Checkpoint, baseline
     with tempfile.TemporaryDirectory(prefix="selftest.", dir=cache_directory()) as folder:
         variant = source.path if damage is None else _damaged(source, Path(folder) / "variant", damage)
         try:
-            judgement = judge(recipe, sets, baseline, variant, Path(folder) / "evaluation")
+            judgement = judge(recipe, sets, baseline, variant, Path(folder) / "evaluation", ledger=False)
         except Refused:
             return "REFUSED"
         return overall(judgement.results, metrics=judgement.plan.metrics, refusals=judgement.refusals).verdict
