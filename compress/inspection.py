@@ -18,7 +18,8 @@ from compress.progress import say
 from compress.source import fetch_source
 from compress.tensor_file import TensorInfo
 from quant.format import Format
-from quant.scheme import formats_of, kv_cache_scheme_of
+from quant.kv.stored import kv_scheme_of
+from quant.scheme import formats_of
 
 __all__ = ["Group", "inspect", "show"]
 
@@ -97,15 +98,16 @@ def show(model: str, *, as_json: bool) -> None:
     console.print(_table(groups))
     weights, total = sum(group.weights for group in groups), sum(group.nbytes for group in groups)
     console.print(f"{weights / 1e6:,.1f} M weights, {human_bytes(total)}, {8 * total / weights:.2f} bits per weight")
-    scheme = kv_cache_scheme_of(checkpoint.config)
-    console.print(f"KV cache: {scheme if scheme else '16 bits'}", markup=False)
+    scheme = kv_scheme_of(checkpoint.config)
+    console.print(f"KV cache: {f'{scheme.label}, {scheme.serving}' if scheme else '16 bits'}", markup=False)
 
 
 def _record(checkpoint: Checkpoint, groups: Iterable[Group]) -> dict[str, Any]:
+    scheme = kv_scheme_of(checkpoint.config)
     return {
         "model_type": checkpoint.config.get("model_type"),
         "nbytes": checkpoint.nbytes,
-        "kv_cache_scheme": kv_cache_scheme_of(checkpoint.config),
+        "kv_cache": None if scheme is None else {"scheme": scheme.label, "serving": scheme.serving},
         "groups": [{**asdict(group), "bits": round(group.bits, 4)} for group in groups],
     }
 

@@ -7,7 +7,6 @@ they are stored. The whole model is loaded, as the evaluation of the result does
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -21,9 +20,7 @@ from quant.kv.statistics import LayerStatistics, SideStatistics
 from quant.kv.stored import scale_names, scale_problem
 from quant.loader import load_model
 
-__all__ = ["MAX_TOKENS", "cast_scales", "observe_texts", "static_scales"]
-
-MAX_TOKENS: Final = 2048  # of one text
+__all__ = ["cast_scales", "observe_texts", "static_scales"]
 
 
 @torch.inference_mode()
@@ -31,11 +28,14 @@ def observe_texts(
     directory: Path,
     texts: Sequence[str],
     *,
+    max_tokens: int,
     device: torch.device,
     trust_remote_code: bool = False,
     advance: Callable[[int], None] = lambda _: None,
 ) -> dict[int, LayerStatistics]:
-    """What the KV cache of each layer holds while the texts are read; `advance` is told 1 after each.
+    """What the KV cache of each layer holds while the texts are read, each to its first `max_tokens` tokens.
+
+    `advance` is told 1 after each text.
 
     Raises:
         InputError: no texts.
@@ -49,7 +49,7 @@ def observe_texts(
         raise CheckpointError(f"{directory} has no tokenizer to read calibration texts with: set calibrate to cast")
     emulation = KvEmulation(None, loaded.model.config, dict.fromkeys(layers, Scales()))
     for text in texts:
-        ids = loaded.tokenizer(text, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")["input_ids"]
+        ids = loaded.tokenizer(text, truncation=True, max_length=max_tokens, return_tensors="pt")["input_ids"]
         loaded.model.base_model(input_ids=ids.to(device), cache=emulation.make_cache([ids.shape[1]]), use_cache=True)
         advance(1)
     return emulation.complete()

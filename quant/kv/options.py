@@ -2,10 +2,11 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from compress.errors import RecipeError
 from quant.kv.schemes import KvScheme, make_scheme
+from quant.options import Calibration
 
 __all__ = ["KvCache"]
 
@@ -13,8 +14,8 @@ __all__ = ["KvCache"]
 class KvCache(BaseModel):
     """A KV cache in fewer bits; an option left out takes the scheme's default.
 
-    `calibrate` finds static scales: "amax" from the largest magnitudes on `texts` calibration texts, "cast" sets them
-    to 1. Schemes that find their scales at run time have none.
+    `calibrate` finds static scales: "amax" from the largest magnitudes on `calibration.samples` texts, of each the
+    first `calibration.length` tokens; "cast" sets them to 1. Schemes that find their scales at run time have none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -24,7 +25,7 @@ class KvCache(BaseModel):
     group_size: int | None = None
     residual: int | None = None
     calibrate: Literal["amax", "cast"] | None = None
-    texts: int = Field(default=32, gt=0)
+    calibration: Calibration = Calibration(samples=32, length=2048)
 
     @model_validator(mode="after")
     def _legal(self) -> "KvCache":
