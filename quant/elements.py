@@ -1,10 +1,11 @@
 """The grids of values that codes stand for, and rounding onto them: E4M3, E2M1, integers, E8M0 exponents.
 
-Every function is elementwise, pure, float32 inside, and rounds ties to even. Two of them are written with integer
-operations on the bits of float32 because the obvious way differs between eager and compiled code: `round_to` (a
-compiler may drop a narrowing cast that is widened at once) and the compiled path of `e4m3` (inductor converts to
-float8 one element at a time on AVX2). Sources: OCP 8-bit floating point (OFP8) 1.0 for E4M3; OCP Microscaling (MX) 1.0
-for E2M1 and E8M0.
+Every function is elementwise, pure, float32 inside, rounds ties to even, and gives the same bytes eager and compiled.
+That decides how some are written. `round_to` works on bits, because a compiler may drop a narrowing cast that is
+widened at once. `e2m1` and the compiled path of `e4m3` are float arithmetic: inductor casts to float8, and float32 to
+its bits, one element at a time on AVX2 (2 to 4 times slower), and eager `torch.where` costs 20 additions.
+
+Sources: OCP 8-bit floating point (OFP8) 1.0 for E4M3; OCP Microscaling formats (MX) 1.0 for E2M1 and E8M0.
 """
 
 import math
@@ -20,6 +21,7 @@ __all__ = [
     "e2m1",
     "e2m1_values",
     "e4m3",
+    "e4m3_values",
     "e8m0_values",
     "grouped",
     "integers",
@@ -75,38 +77,46 @@ def integers(x: Tensor, bits: int) -> Tensor:
 
 
 def e4m3(x: Tensor) -> Tensor:
-    """float8_e4m3fn of float32 `x`, saturating at ±448; the sign of zero is kept, NaN stays NaN."""
+    """uint8 bits of float8_e4m3fn for float32 `x`, saturating at ±448; the sign of zero is kept, NaN stays NaN."""
     x = x.clamp(-E4M3_MAX, E4M3_MAX)
-    return _e4m3_from_bits(x) if torch.compiler.is_compiling() else x.to(torch.float8_e4m3fn)
+    if not torch.compiler.is_compiling():
+        return x.to(torch.float8_e4m3fn).view(torch.uint8)
+    code = _e4m3_code(x.abs()) + (64 - torch.copysign(torch.full_like(x, 64), x))
+    return torch.where(x == x, code, 127).to(torch.uint8)
 
 
-def _e4m3_from_bits(x: Tensor) -> Tensor:
-    """The same bytes as the cast for |x| <= 448 and NaN, in integer operations that vectorize."""
-    bits = x.view(torch.int32)
-    size = bits & 0x7FFFFFFF
-    # normal: move the exponent's bias from 127 to 7 and round 23 mantissa bits to 3
-    normal = (size - (120 << EXPONENT_BITS) + 0x7FFFF + ((size >> 20) & 1)) >> 20
-    # below 2^-6 the grid is even, 2^-9 apart, which is the distance of float32 values at 2^14
-    subnormal = (x.abs() + 2.0**14).view(torch.int32) - (141 << EXPONENT_BITS)
-    code = torch.where(size < 121 << EXPONENT_BITS, subnormal, normal)
-    code = torch.where(size > INF_BITS, 0x7F, code) | ((bits >> 24) & 0x80)
-    return code.to(torch.uint8).view(torch.float8_e4m3fn)
+def e4m3_values(codes: Tensor) -> Tensor:
+    """float32 values of E4M3 bits."""
+    return codes.view(torch.float8_e4m3fn).float()
 
 
 def e2m1(x: Tensor) -> Tensor:
     """uint8 codes 0..15 of float32 `x`, saturating at ±6; bit 3 is set below zero, also where that rounds to zero."""
-    size = x.abs().clamp(max=E2M1_MAX)
-    bits = size.view(torch.int32)
-    # from 1 up a float with one mantissa bit; below, the grid is even, 0.5 apart, as float32 is at 2^22
-    normal = (bits - (126 << EXPONENT_BITS) + 0x1FFFFF + ((bits >> 22) & 1)) >> 22
-    subnormal = (size + 2.0**22).view(torch.int32) - (149 << EXPONENT_BITS)
-    code = torch.where(size < 1, subnormal, normal)
-    return torch.where(x < 0, code | 8, code).to(torch.uint8)
+    size = x.abs()
+    # three runs of even steps, 0.5 up to 2, 1 up to 4, 2 up to 6, each counted for itself
+    halves = (size.clamp(max=2) * 2).round()
+    ones = (size.clamp(2, 4) - 2).round()
+    twos = (size.clamp(4, E2M1_MAX) * 0.5 - 2).round()
+    return (halves + ones + twos - x.sign().clamp(max=0) * 8).to(torch.uint8)
+
+
+def _e4m3_code(size: Tensor) -> Tensor:
+    """Exponent and mantissa, read as one integer, of the E4M3 value nearest to `size` in [0, 448]; as float32.
+
+    Below 2^-5 the grid is even, 2^-9 apart; every doubling from there on adds 1 to the exponent, 8 to the code. `size`
+    is halved, exactly, until it lies below 2^-5, by 8, 4, 2, 1 doublings as they fit.
+    """
+    code = torch.zeros_like(size)
+    for doublings in (8, 4, 2, 1):
+        fits = size >= 2.0 ** (doublings - 6)
+        code = torch.where(fits, code + 8.0 * doublings, code)
+        size = torch.where(fits, size * 2.0**-doublings, size)
+    return code + (size * 2.0**9).round()
 
 
 def e2m1_values(codes: Tensor) -> Tensor:
     """float32 values of E2M1 codes 0..15."""
-    table = torch.tensor([*E2M1, *(-value for value in E2M1)], device=codes.device)
+    table: Tensor = torch.tensor([*E2M1, *(-value for value in E2M1)], device=codes.device)
     return table[codes.int()]
 
 

@@ -13,20 +13,26 @@ from torch import Tensor
 
 from quant.format import Scales
 
-__all__ = ["pack_bytes", "pack_int4", "pack_nibbles", "unpack_bytes", "unpack_int4", "unpack_nibbles"]
+__all__ = ["pack_float8", "pack_int4", "pack_int8", "pack_nibbles", "unpack_bytes", "unpack_int4", "unpack_nibbles"]
 
 if sys.byteorder != "little":
     raise ImportError("packed checkpoints are written on little-endian machines only")
 
 
-def pack_bytes(codes: Tensor, scales: Scales) -> dict[str, Tensor]:
-    """`Format.pack` of codes that are stored as they are, beside one tensor of scales."""
+def pack_int8(codes: Tensor, scales: Scales) -> dict[str, Tensor]:
+    """`Format.pack` of int8 codes beside one tensor of scales."""
     return {"weight": codes, "weight_scale": scales.scale}
 
 
+def pack_float8(codes: Tensor, scales: Scales) -> dict[str, Tensor]:
+    """`Format.pack` of E4M3 bits beside one tensor of scales."""
+    return {"weight": codes.view(torch.float8_e4m3fn), "weight_scale": scales.scale}
+
+
 def unpack_bytes(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> tuple[Tensor, Scales]:
-    """The inverse of `pack_bytes`."""
-    return tensors["weight"], Scales(tensors["weight_scale"])
+    """The inverse of `pack_int8` and `pack_float8`."""
+    weight = tensors["weight"]
+    return weight if weight.dtype is torch.int8 else weight.view(torch.uint8), Scales(tensors["weight_scale"])
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:
@@ -45,7 +51,8 @@ def unpack_nibbles(packed: Tensor) -> Tensor:
 def pack_int4(codes: Tensor) -> Tensor:
     """int32 (O, ceil(I/8)) from int8 codes -8..7 (O, I), stored plus 8; a last partial word ends in zero bits."""
     biased = (codes + 8).view(torch.uint8)
-    return _fold(torch.nn.functional.pad(biased, (0, -codes.shape[1] % 8)))
+    missing = -codes.shape[1] % 8
+    return _fold(torch.nn.functional.pad(biased, (0, missing)) if missing else biased)
 
 
 def unpack_int4(packed: Tensor, columns: int) -> Tensor:

@@ -10,9 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quant.elements import E4M3_MAX, absmax_scale, e4m3
+from quant.elements import E4M3_MAX, absmax_scale, e4m3, e4m3_values
 from quant.format import Format, Scales, Spec
-from quant.packing import pack_bytes, unpack_bytes
+from quant.packing import pack_float8, unpack_bytes
 
 __all__ = ["fp8"]
 
@@ -31,7 +31,7 @@ def fp8(*, strategy: str) -> Format:
         choose=_choose_tensor if per_tensor else _choose_channel,
         encode=_encode,
         decode=_decode,
-        pack=pack_bytes,
+        pack=pack_float8,
         unpack=unpack_bytes,
         layout=partial(_layout, per_tensor),
     )
@@ -52,7 +52,7 @@ def _encode(weight: Tensor, scales: Scales) -> Tensor:
 
 
 def _decode(codes: Tensor, scales: Scales) -> Tensor:
-    return codes.float() * scales.scale.float()
+    return e4m3_values(codes) * scales.scale.float()
 
 
 def _layout(per_tensor: bool, shape: tuple[int, int], dtype: torch.dtype) -> dict[str, Spec]:

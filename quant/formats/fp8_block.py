@@ -10,9 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quant.elements import E4M3_MAX, absmax_scale, e4m3, grouped
+from quant.elements import E4M3_MAX, absmax_scale, e4m3, e4m3_values, grouped
 from quant.format import Format, Scales, Spec, column_problem
-from quant.packing import pack_bytes, unpack_bytes
+from quant.packing import pack_float8, unpack_bytes
 
 __all__ = ["fp8_block"]
 
@@ -32,7 +32,7 @@ def fp8_block() -> Format:
         choose=_choose,
         encode=_encode,
         decode=_decode,
-        pack=pack_bytes,
+        pack=pack_float8,
         unpack=unpack_bytes,
         layout=_layout,
         problem=partial(column_problem, SIDE),
@@ -50,7 +50,7 @@ def _encode(weight: Tensor, scales: Scales) -> Tensor:
 
 
 def _decode(codes: Tensor, scales: Scales) -> Tensor:
-    return (grouped(codes.float(), SIDE) * _by_row(scales, codes.shape[0])).flatten(1)
+    return (grouped(e4m3_values(codes), SIDE) * _by_row(scales, codes.shape[0])).flatten(1)
 
 
 def _by_row(scales: Scales, rows: int) -> Tensor:

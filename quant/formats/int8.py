@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quant.elements import absmax_scale, integers
 from quant.format import Format, Scales, Spec
-from quant.packing import pack_bytes, unpack_bytes
+from quant.packing import pack_int8, unpack_bytes
 
 __all__ = ["int8"]
 
@@ -27,7 +27,7 @@ def int8() -> Format:
         choose=_choose,
         encode=lambda weight, scales: integers(weight.float() / scales.scale.float(), 8),
         decode=lambda codes, scales: codes.float() * scales.scale.float(),
-        pack=pack_bytes,
+        pack=pack_int8,
         unpack=unpack_bytes,
         layout=lambda shape, dtype: {"weight": Spec(torch.int8, shape), "weight_scale": Spec(dtype, (shape[0], 1))},
     )

@@ -10,9 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quant.elements import E4M3_MAX, e4m3, e8m0_values, grouped, mx_exponent
+from quant.elements import E4M3_MAX, e4m3, e4m3_values, e8m0_values, grouped, mx_exponent
 from quant.format import Format, Scales, Spec, column_problem
-from quant.packing import pack_bytes, unpack_bytes
+from quant.packing import pack_float8, unpack_bytes
 
 __all__ = ["mxfp8"]
 
@@ -40,7 +40,7 @@ def mxfp8(*, activations: bool, exponent: str) -> Format:
         choose=partial(_choose, exponent),
         encode=_encode,
         decode=_decode,
-        pack=pack_bytes,
+        pack=pack_float8,
         unpack=unpack_bytes,
         layout=_layout,
         problem=partial(column_problem, GROUP),
@@ -56,7 +56,7 @@ def _encode(weight: Tensor, scales: Scales) -> Tensor:
 
 
 def _decode(codes: Tensor, scales: Scales) -> Tensor:
-    return (grouped(codes.float(), GROUP) * e8m0_values(scales.scale).unsqueeze(2)).flatten(1)
+    return (grouped(e4m3_values(codes), GROUP) * e8m0_values(scales.scale).unsqueeze(2)).flatten(1)
 
 
 def _layout(shape: tuple[int, int], dtype: torch.dtype) -> dict[str, Spec]:

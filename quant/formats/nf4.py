@@ -29,6 +29,9 @@ NF4 = (
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )
 # fmt: on
+BOUNDS = (
+    (torch.tensor(NF4)[:-1] + torch.tensor(NF4)[1:]) / 2
+).tolist()  # float32 midpoints; the lower code takes a tie
 
 
 def nf4() -> Format:
@@ -60,9 +63,8 @@ def nf4() -> Format:
 def _encode(weight: Tensor, scales: Scales) -> Tensor:
     inverse = 1 / scales.scale.clamp(min=1e-38).unsqueeze(2)  # a product, not a quotient, as in bitsandbytes
     x = grouped(weight.float(), BLOCK) * inverse
-    table = torch.tensor(NF4)
     codes = torch.zeros_like(x, dtype=torch.uint8)
-    for bound in ((table[:-1] + table[1:]) / 2).tolist():
+    for bound in BOUNDS:
         codes = codes + (x > bound)
     return codes.flatten(1)
 

@@ -58,7 +58,7 @@ def _choose(weight: Tensor, absmax: Tensor | None) -> Scales:
     local = round_to(grouped(weight, GROUP).abs().amax(dim=2).float() / E2M1_MAX, weight.dtype) * global_scale
     local = torch.where(local <= 2.0**-10, SCALE_OF_ZERO, local)  # half of E4M3's smallest value rounds to zero
     local = torch.where(local > OVERFLOW, torch.nan, local)  # a group above `absmax`: refused as not finite
-    return Scales(e4m3(local), global_scale=global_scale)
+    return Scales(e4m3(local).view(torch.float8_e4m3fn), global_scale=global_scale)
 
 
 def _global_scale(absmax: Tensor) -> Tensor:
