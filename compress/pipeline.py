@@ -26,7 +26,7 @@ from compress.recipe import Recipe
 from compress.recipe_file import load_recipe
 from compress.report import headline, result_table
 from compress.source import check_usable, fetch_source
-from compress.stages import StagePlan, plan_stages, run_stage
+from compress.stages import Place, StagePlan, plan_stages, run_stage
 from compress.staging import Places, check_output, settle, staging
 from compress.waivers import exit_code
 from evals.samples import SampleSet
@@ -81,11 +81,12 @@ def _plan(name: str, overrides: Sequence[str], *, overwrite: bool) -> Job:
     places = Places(recipe.output)
     source = Checkpoint.open(fetch_source(recipe.model, recipe.revision, say))
     check_usable(source, trust_remote_code=recipe.trust_remote_code)
-    plans = plan_stages(recipe.stages, source, places.staging, recipe.max_shard_size)
+    sets = load_sets(recipe)
+    plans = plan_stages(recipe.stages, source, Place(places.staging, recipe.max_shard_size, sets))
     check_output(places, source.path, sum(plan.shards.nbytes for plan in plans), overwrite=overwrite)
     check_tasks(recipe)
     command = shlex.join(["compress", "run", f"recipe={name}", *overrides])
-    return Job(recipe, command, source, places, plans, load_sets(recipe))
+    return Job(recipe, command, source, places, plans, sets)
 
 
 def _key(job: Job, source: str) -> dict[str, object]:
@@ -97,16 +98,18 @@ def _key(job: Job, source: str) -> dict[str, object]:
 def _run_stage(plan: StagePlan, recipe: Recipe) -> dict[str, Any]:
     """Run one stage, unless an earlier run has finished it; returns its entry of run.json."""
     started = time.monotonic()
+    report = {}
     if plan.result.path.is_dir():
         say(f"{plan.summary}: done by an earlier run, continuing from there")
     else:
         with step(plan.summary, plan.source.nbytes) as advance:
-            run_stage(plan, resolve_device(recipe.device), advance)
+            report = run_stage(plan, resolve_device(recipe.device), advance)
     return {
         "name": plan.name,
         "summary": plan.summary,
         "seconds": round(time.monotonic() - started, 2),
         "layers": [asdict(group) for group in group_layers(plan.layers)],
+        "report": report,
     }
 
 

@@ -1,20 +1,22 @@
 """Stages: each from a checkpoint directory to a checkpoint directory, planned from headers before it runs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from compress.calibration import calibration_tokens
+from compress.calibration import calibration_texts, calibration_tokens
 from compress.checkpoint import Checkpoint
-from compress.modules import Module
 from compress.recipe import Stage
 from compress.tensor_file import TensorInfo, encode_header
 from compress.writer import ShardPlan, copy_side_file, write_json
 from evals.samples import SampleSet
-from quant.calibrated import Calibration, run_calibrated
+from quant.kv.calibrate import find_scales
+from quant.kv.layers import Attention
+from quant.kv.options import KvCache
+from quant.kv.plan import KvPlan, plan_kv_cache, write_kv_cache
 from quant.methods import METHODS
 from quant.options import Quantize
 from quant.plan import Choice, QuantizePlan, plan_quantize, stored_specs
@@ -27,9 +29,10 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True)
 class LayerRow:
-    """What one module becomes."""
+    """What one module becomes; `shape` of its weight, or heads and head dimension of a KV cache."""
 
-    module: Module
+    name: str
+    shape: tuple[int, int]
     becomes: str  # a format's name, or "16 bits"
     reason: str  # why it is left alone, "" if it is not
     bytes_before: int
@@ -58,13 +61,15 @@ class StagePlan:
 class Place:
     """Where stages write and what they must not learn from.
 
-    directory  holds one folder per stage
-    evaluated  the sample sets that calibration must not see
+    directory          holds one folder per stage
+    evaluated          the sample sets that calibration must not see
+    trust_remote_code  run Python code that the checkpoint brings
     """
 
     directory: Path
     max_shard_size: int
     evaluated: Sequence[SampleSet] = ()
+    trust_remote_code: bool = False
 
 
 def plan_stages(stages: Sequence[Stage], source: Checkpoint, place: Place) -> list[StagePlan]:
@@ -75,7 +80,8 @@ def plan_stages(stages: Sequence[Stage], source: Checkpoint, place: Place) -> li
     """
     plans: list[StagePlan] = []
     for i, stage in enumerate(stages):
-        plans.append(_plan_quantize(stage.quantize, source, place.directory / f"{i}-{stage.name}", place))
+        plan = PLANNERS[stage.name]
+        plans.append(plan(getattr(stage, stage.name), source, place.directory / f"{i}-{stage.name}", place))
         source = plans[-1].result
     return plans
 
@@ -115,6 +121,8 @@ def _plan_quantize(options: Quantize, source: Checkpoint, target: Path, place: P
         return {}
 
     def calibrate(directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
+        from quant.calibrated import Calibration, run_calibrated  # brings the model code, which streaming does not need
+
         wanted = options.calibration
         tokens = calibration_tokens(
             source.path,
@@ -138,6 +146,38 @@ def _plan_quantize(options: Quantize, source: Checkpoint, target: Path, place: P
     )
 
 
+def _plan_kv_cache(options: KvCache, source: Checkpoint, target: Path, place: Place) -> StagePlan:
+    plan = plan_kv_cache(source, options.build(), max_shard_size=place.max_shard_size)
+
+    def write(directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
+        from quant.calibrated import Calibration, run_calibrated  # brings the model code, which streaming does not need
+
+        wanted = options.calibration
+        texts: list[str] = []
+        if options.calibrated:
+            texts = calibration_texts(wanted.documents, wanted.problems, place.evaluated)[: wanted.samples]
+        scales = find_scales(
+            plan, texts, max_tokens=wanted.length, device=device, trust_remote_code=place.trust_remote_code
+        )
+        write_kv_cache(plan, directory, scales, advance)
+        return {"calibration_texts": len(texts)}
+
+    return StagePlan(
+        name="kv_cache",
+        summary=f"KV cache to {plan.scheme.label}, {plan.scheme.serving}; bytes of one token's keys and values",
+        source=source,
+        result=Checkpoint(target, plan.config, _planned_tensors(plan.shards, target)),
+        shards=plan.shards,
+        layers=[_kv_row(plan, attention) for attention in plan.layers.values()],
+        write=write,
+    )
+
+
+def _kv_row(plan: KvPlan, attention: Attention) -> LayerRow:
+    shape = (attention.heads, attention.head_dim)
+    return LayerRow(attention.name, shape, plan.scheme.name, "", *plan.token_bytes(attention))
+
+
 def _planned_tensors(shards: ShardPlan, directory: Path) -> dict[str, TensorInfo]:
     tensors: dict[str, TensorInfo] = {}
     for filename, specs in shards.files.items():
@@ -154,5 +194,11 @@ def _layers(plan: QuantizePlan) -> list[LayerRow]:
         module = assignment.module
         after = sum(spec.nbytes for spec in stored_specs(module, assignment.fmt).values())
         becomes = assignment.fmt.name if assignment.fmt else "16 bits"
-        rows.append(LayerRow(module, becomes, assignment.reason, module.weight.nbytes, after))
+        rows.append(LayerRow(module.name, module.shape, becomes, assignment.reason, module.weight.nbytes, after))
     return rows
+
+
+PLANNERS: Mapping[str, Callable[[Any, Checkpoint, Path, Place], StagePlan]] = {
+    "quantize": _plan_quantize,
+    "kv_cache": _plan_kv_cache,
+}
