@@ -30,7 +30,6 @@ from compress.evidence_files import (
 )
 from compress.junit import junit_xml
 from compress.manifest import EVIDENCE, Manifest, canonical_json, sha256_file
-from compress.page import PageInput, report_html
 from compress.report import report_markdown
 from compress.statement import write_statement
 from compress.waivers import read_waivers, waive
@@ -84,6 +83,8 @@ def write_evidence(directory: Path, evidence: Evidence) -> dict[str, Any]:
     gate: dict[str, Any] = _plain({**_verdict(evidence), "binds": _binds(folder, evidence, rows)})
     _write(folder / GATE, _pretty(gate))
     _write(folder / "report.md", report_markdown(gate, _plain(evidence.run)))
+    from compress.page import PageInput, report_html  # brings the plotting library
+
     shown = PageInput(evidence.rows, evidence.texts, evidence.environment, evidence.attempts)
     _write(folder / "report.html", report_html(gate, _plain(evidence.run), shown))
     _write(folder / "junit.xml", junit_xml(gate))

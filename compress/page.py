@@ -153,15 +153,20 @@ def _environment(found: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _stage(stage: Mapping[str, Any]) -> dict[str, Any]:
-    errors = {name: found["error"] for name, found in stage.get("modules", {}).items() if "error" in found}
-    highest = sorted(errors.items(), key=lambda item: -item[1])[:WORST]
     return {
         "title": stage["summary"],
         "seconds": stage.get("seconds"),
         "changed": [_layer(layer) for layer in stage["layers"] if not layer["reason"]],
         "left": [_layer(layer) for layer in stage["layers"] if layer["reason"]],
-        "errors": [(name, f"{error:.2%}") for name, error in highest],
+        "errors": _errors(stage.get("report", {}).get("blocks", ())),
     }
+
+
+def _errors(blocks: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """Layers whose output changed most, and what rounding to nearest would have done; data-free stages report none."""
+    layers = {name: found for block in blocks for name, found in block["layers"].items() if "error" in found}
+    highest = sorted(layers.items(), key=lambda item: -item[1]["error"])[:WORST]
+    return [(name, f"{found['error']:.3%}", f"{found['nearest']:.3%}") for name, found in highest]
 
 
 def _layer(layer: Mapping[str, Any]) -> dict[str, Any]:

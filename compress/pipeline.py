@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -16,12 +16,10 @@ from compress.checkpoint import Checkpoint
 from compress.device import resolve_device
 from compress.evaluation import check_tasks, load_sets
 from compress.evidence import write_evidence
-from compress.hub import Pushed
 from compress.judgement import Judgement, hash_side, judge
 from compress.manifest import EVIDENCE
 from compress.preview import group_layers, human_bytes, show_preview
 from compress.progress import say, step
-from compress.push import push
 from compress.recipe import Recipe
 from compress.recipe_file import load_recipe
 from compress.report import headline, result_table
@@ -30,6 +28,9 @@ from compress.stages import Place, StagePlan, plan_stages, run_stage
 from compress.staging import Places, check_output, settle, staging
 from compress.waivers import exit_code
 from evals.samples import SampleSet
+
+if TYPE_CHECKING:
+    from compress.hub import Pushed
 
 __all__ = ["run", "show_result"]
 
@@ -69,7 +70,11 @@ def run(
         judgement.write_down(found)
         code = exit_code(found, accept_waivers=accept_waivers)
         target = settle(job.places, variant, passed=code == 0, overwrite=overwrite)
-    pushed = push(target, job.recipe.push, accept_waivers=accept_waivers) if job.recipe.push and code == 0 else None
+    pushed = None
+    if job.recipe.push and code == 0:
+        from compress.push import push  # brings the hub's client
+
+        pushed = push(target, job.recipe.push, accept_waivers=accept_waivers)
     show_result(found, record, target, pushed=pushed, as_json=as_json)
     return code
 
@@ -128,7 +133,7 @@ def _record(job: Job, stages: list[dict[str, Any]], judgement: Judgement, second
 
 
 def show_result(
-    found: Mapping[str, Any], record: Mapping[str, Any], target: Path, *, pushed: Pushed | None = None, as_json: bool
+    found: Mapping[str, Any], record: Mapping[str, Any], target: Path, *, pushed: "Pushed | None" = None, as_json: bool
 ) -> None:
     """The result on standard output: table, sizes, verdict in words, where it lies."""
     if as_json:

@@ -43,8 +43,8 @@ def group_layers(rows: Iterable[LayerRow]) -> list[LayerGroup]:
     """Collapse layer and expert numbers to `*`."""
     groups: dict[tuple[str, tuple[int, int], str, str], list[LayerRow]] = {}
     for row in rows:
-        pattern = NUMBER.sub("*", row.module.name)
-        groups.setdefault((pattern, row.module.shape, row.becomes, row.reason), []).append(row)
+        pattern = NUMBER.sub("*", row.name)
+        groups.setdefault((pattern, row.shape, row.becomes, row.reason), []).append(row)
     return [
         LayerGroup(
             pattern=pattern,

@@ -7,6 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from compress.push_options import PushOptions
 from evals.options import MEASURES, Evals, Gate
+from quant.kv.options import KvCache
 from quant.options import Quantize
 
 __all__ = ["Recipe", "Stage"]
@@ -33,12 +34,22 @@ class Stage(BaseModel):
 
     model_config = STRICT
 
-    quantize: Quantize
+    quantize: Quantize | None = None
+    kv_cache: KvCache | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> "Stage":
+        if len(self.model_fields_set) != 1 or None in self._given().values():
+            raise ValueError(f"a stage has exactly one of {', '.join(type(self).model_fields)}")
+        return self
 
     @property
     def name(self) -> str:
         """The stage's verb."""
-        return "quantize"
+        return next(iter(self._given()))
+
+    def _given(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
 
 
 class Recipe(BaseModel):

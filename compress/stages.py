@@ -13,7 +13,6 @@ from compress.recipe import Stage
 from compress.tensor_file import TensorInfo, encode_header
 from compress.writer import ShardPlan, copy_side_file, write_json
 from evals.samples import SampleSet
-from quant.kv.calibrate import find_scales
 from quant.kv.layers import Attention
 from quant.kv.options import KvCache
 from quant.kv.plan import KvPlan, plan_kv_cache, write_kv_cache
@@ -150,12 +149,13 @@ def _plan_kv_cache(options: KvCache, source: Checkpoint, target: Path, place: Pl
     plan = plan_kv_cache(source, options.build(), max_shard_size=place.max_shard_size)
 
     def write(directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
-        from quant.calibrated import Calibration, run_calibrated  # brings the model code, which streaming does not need
 
         wanted = options.calibration
         texts: list[str] = []
         if options.calibrated:
             texts = calibration_texts(wanted.documents, wanted.problems, place.evaluated)[: wanted.samples]
+        from quant.kv.calibrate import find_scales  # brings the model code
+
         scales = find_scales(
             plan, texts, max_tokens=wanted.length, device=device, trust_remote_code=place.trust_remote_code
         )

@@ -15,12 +15,13 @@ from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError, InputError, Refused
 from quant.kv.cache import KvEmulation, Scales
 from quant.kv.layers import Attention, attention_layers
+from quant.kv.plan import KvPlan
 from quant.kv.schemes import KvScheme
 from quant.kv.statistics import LayerStatistics, SideStatistics
 from quant.kv.stored import scale_names, scale_problem
 from quant.loader import load_model
 
-__all__ = ["cast_scales", "observe_texts", "static_scales"]
+__all__ = ["find_scales", "observe_texts", "static_scales"]
 
 
 @torch.inference_mode()
@@ -55,6 +56,21 @@ def observe_texts(
     return emulation.complete()
 
 
+def find_scales(
+    plan: KvPlan, texts: Sequence[str], *, max_tokens: int, device: torch.device, trust_remote_code: bool = False
+) -> dict[str, Tensor]:
+    """The scales that a planned stage writes, by tensor name: from texts; without any, 1 ("cast"); none where none are.
+
+    Raises:
+        CompressError: what `observe_texts` and `static_scales` refuse.
+    """
+    if not plan.scales or not texts:
+        return {name: torch.ones(spec.shape) for name, spec in plan.scales.items()}
+    directory = plan.checkpoint.path
+    found = observe_texts(directory, texts, max_tokens=max_tokens, device=device, trust_remote_code=trust_remote_code)
+    return static_scales(found, plan.layers, plan.scheme)
+
+
 def static_scales(
     statistics: Mapping[int, LayerStatistics], layers: Mapping[int, Attention], scheme: KvScheme
 ) -> dict[str, Tensor]:
@@ -71,22 +87,11 @@ def static_scales(
     return scales
 
 
-def cast_scales(layers: Mapping[int, Attention], scheme: KvScheme) -> dict[str, Tensor]:
-    """Scales of 1: keys and values are cast to the grid as they are."""
-    return {
-        name: torch.ones(_shape(scheme, attention)) for attention in layers.values() for name in scale_names(attention)
-    }
-
-
-def _shape(scheme: KvScheme, attention: Attention) -> tuple[int, ...]:
-    return scheme.scale_shape(attention.heads) if scheme.scale_shape else ()
-
-
 def _scale(name: str, side: SideStatistics, attention: Attention, scheme: KvScheme) -> Tensor:
     absmax = torch.zeros(0) if side.absmax is None else side.absmax.cpu()
     if len(absmax) != attention.heads:
         raise Refused(f"{attention.name} has {len(absmax)} key-value heads, but config.json says {attention.heads}")
-    shape = _shape(scheme, attention)
+    shape = scheme.scale_shape(attention.heads) if scheme.scale_shape else ()
     scale = (absmax if torch.Size(shape).numel() == len(absmax) else absmax.amax()).reshape(shape) / scheme.largest
     problem = scale_problem(scale)
     if problem:

@@ -100,9 +100,10 @@ def test_what_comes_from_outside_is_text(report):
 
 
 def test_hostile_names_stay_text_everywhere():
-    stage = {"name": "s", "summary": ATTACK, "seconds": 1.0, "modules": {ATTACK: {"error": 0.1}}, "layers": [
+    stage = {"name": "s", "summary": ATTACK, "seconds": 1.0, "layers": [
         {"pattern": ATTACK, "count": 1, "shape": [2, 2], "becomes": ATTACK, "reason": reason, "bytes_before": 8,
-         "bytes_after": 2} for reason in ("", ATTACK)]}  # fmt: skip
+         "bytes_after": 2} for reason in ("", ATTACK)],
+        "report": {"blocks": [{"layers": {ATTACK: {"error": 0.1, "nearest": 0.2}}}]}}  # fmt: skip
     run = RUN | {"command": ATTACK, "source": ATTACK, "output": ATTACK, "stages": [stage]}
     gate = GATE | {"metrics": [METRIC | {"id": ATTACK, "reason": ATTACK, "data": ATTACK}], "warnings": [ATTACK]}
     sides = rows(text=ATTACK), rows(0.02, text=ATTACK)
@@ -189,6 +190,23 @@ def test_refused_evidence_without_numbers_is_shown():
     assert "0 of 0 samples" in page.all("main")[0]["text"]
     assert "no valid evidence, REFUSED" in page.all("desc")[0]["text"]
     assert "two finished checkpoints were compared" in page.all("main")[0]["text"]
+
+
+def test_the_layers_with_the_largest_errors_come_first():
+    layers = {f"layers.{i}": {"error": i / 1000, "nearest": 0.5, "tokens": 9} for i in range(12)}
+    blocks = [{"layers": layers}, {"layers": {"kept": {"because": "not in targets"}}}]
+    stage = {"summary": "quantize", "seconds": 1.0, "layers": [], "report": {"blocks": blocks}}
+    page = Page(report_html(GATE, RUN | {"stages": [stage]}, PageInput({})))
+    table = next(t for t in page.all("table") if "relative to its energy" in t["text"])
+    assert table["text"].split()[-3:] == ["layers.4", "0.400%", "50.000%"]
+    assert "1.100%" in table["text"] and "kept" not in table["text"]
+
+
+def test_earlier_attempts_are_counted_and_listed():
+    earlier = [{"when": "2026-01-01", "plan": "ab", "verdict": "FAIL", "reason": "too much"}]
+    page = Page(report_html(GATE, RUN, PageInput({}, attempts=earlier)))
+    assert "This is attempt 2 of these bytes" in page.all("header")[0]["text"]
+    assert [cell["text"] for cell in page.all("td") if cell.get("class") == "FAIL"] == ["FAIL"]
 
 
 def test_samples_are_ordered_by_what_they_lost():
