@@ -1,0 +1,111 @@
+"""The whole release with a tiny model: run with `push`, fetch it back, verify, sign, and ask again."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from hub_server import TOKEN, HubServer
+
+REPO = "org/tiny-fp8"
+SMALL = ("evals.documents.text.count=20", "evals.documents.text.max_tokens=16", "evals.problems.math.count=20",
+         "device=cpu")  # fmt: skip
+
+
+def compress(*words, cwd, **environment):
+    command = [sys.executable, "-m", "compress", *words]
+    return subprocess.run(command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def released(tiny_models, tmp_path_factory):
+    """A run that published its output: the folder, the server, and what the command printed."""
+    folder, server = tmp_path_factory.mktemp("release"), HubServer()
+    settings = {
+        "HF_ENDPOINT": server.url,
+        "HF_TOKEN": TOKEN,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "HF_HOME": str(folder / "hf"),
+    }
+    words = ("run", "recipe=fp8.yaml", f"model={tiny_models('llama')}", *SMALL, f"push.repo={REPO}")
+    done = compress(*words, "--json", cwd=folder, **settings)
+    assert done.returncode == 0, done.stderr
+    yield folder, server, settings, words, json.loads(done.stdout)
+    server.close()
+
+
+def test_a_run_with_push_publishes_what_passed(released):
+    _, server, _, _, found = released
+    assert found["pushed"]["repo"] == REPO and found["pushed"]["commit"] == server.repos[REPO].refs["main"]
+    assert found["run"]["evaluation_peak_bytes"].keys() == {"source", "variant"}
+
+
+def test_it_loads_from_the_hub_and_the_copy_verifies(released, tmp_path):
+    folder, _, settings, _, _ = released
+    fetched = fetch(tmp_path, settings)
+    assert fetched.returncode == 0, fetched.stderr
+    verified = compress("verify", str(tmp_path / "copy"), cwd=folder)
+    assert verified.returncode == 0 and verified.stdout.startswith("holds: PASS\n")
+
+
+def fetch(folder, settings):
+    """Fetch with the hub's own client, and load with transformers, in a process that sees only the server."""
+    program = f"""
+from huggingface_hub import snapshot_download
+from transformers import AutoModelForCausalLM, AutoTokenizer
+snapshot_download({REPO!r}, local_dir="copy")
+tokenizer = AutoTokenizer.from_pretrained({REPO!r})
+model = AutoModelForCausalLM.from_pretrained({REPO!r})
+print(model(**tokenizer("abc", return_tensors="pt")).logits.isfinite().all().item())
+"""
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, cwd=folder, env=os.environ | settings, capture_output=True, text=True, timeout=300)
+
+
+def test_the_same_question_is_not_measured_again(released):
+    folder, _, settings, words, found = released
+    again = compress(*words, "--overwrite", "--json", cwd=folder, **settings)
+    assert again.returncode == 0, again.stderr
+    assert "nothing is measured" in " ".join(again.stderr.split()) and "scoring" not in again.stderr
+    assert json.loads(again.stdout)["gate"]["metrics"] == found["gate"]["metrics"]
+
+
+def test_another_margin_is_another_attempt_and_shown(released):
+    folder, _, settings, words, _ = released
+    options = [word for word in words if not word.startswith("push")]
+    again = compress(*options, "gate.metrics.text.max_increase=9%", "--overwrite", cwd=folder, **settings)
+    assert again.returncode == 0, again.stderr
+    assert "attempt 2 of these bytes; the others ended in PASS" in " ".join(again.stderr.split())
+    lines = (folder / "out/fp8/evidence/attempts.jsonl").read_text().splitlines()
+    assert [json.loads(line)["verdict"] for line in lines] == ["PASS"]
+    page = (folder / "out/fp8/evidence/report.html").read_text()
+    assert "This is attempt 2 of these bytes" in page and "With 95% confidence" in page
+
+
+def test_sign_and_compare_from_the_command_line(released, tmp_path):
+    folder, _, settings, _, _ = released
+    for words in (["genpkey", "-algorithm", "ed25519", "-out", "key.pem"],
+                  ["pkey", "-in", "key.pem", "-pubout", "-out", "key.pub"]):  # fmt: skip
+        subprocess.run(["openssl", *words], cwd=tmp_path, check=True)
+    output = str(folder / "out/fp8")
+    signed = compress("sign", output, f"key={tmp_path / 'key.pem'}", cwd=folder)
+    assert signed.returncode == 0, signed.stderr
+    verified = compress("verify", output, "--public-key", str(tmp_path / "key.pub"), cwd=folder)
+    assert verified.returncode == 0, verified.stdout
+    assert compress("sign", output, cwd=folder).returncode == 2
+    compared = compress("compare", output, output, "--page", str(tmp_path / "c.html"), cwd=folder, **settings)
+    assert compared.returncode == 0 and (tmp_path / "c.html").exists()
+
+
+def test_push_from_the_command_line(released):
+    folder, server, settings, _, _ = released
+    pushed = compress("push", "out/fp8", "repo=org/again", "private=false", "--json", cwd=folder, **settings)
+    assert pushed.returncode == 0, pushed.stderr
+    assert json.loads(pushed.stdout)["repo"] == "org/again" and not server.repos["org/again"].private
+    denied = compress("push", "out/fp8", "repo=org/denied", cwd=folder, **settings | {"HF_TOKEN": "hf_wrong"})
+    assert denied.returncode == 6
+    assert "org/denied was not pushed: 401" in denied.stderr and "hf_wrong" not in denied.stderr
