@@ -125,11 +125,12 @@ def pareto(points: Sequence[Point]) -> str:
     def draw(axes: Axes) -> None:
         axes.axhline(1, color=BAD, linewidth=1.5, linestyle="--")
         axes.plot([p.size / 1e6 for p in best], [p.loss for p in best], color=LINE, linewidth=1.5)
-        for point in points:
-            axes.plot(point.size / 1e6, point.loss, "o", color=VERDICT_COLORS.get(point.verdict, ACCENT))
+        for place, point in enumerate(sorted(points, key=lambda point: -point.loss)):
             at = (point.size / 1e6, point.loss)
-            axes.annotate(_short(point.name), at, (6, 4), textcoords="offset points", color=INK)
-        axes.margins(0.18)
+            axes.plot(*at, "o", color=VERDICT_COLORS.get(point.verdict, ACCENT))
+            offset = (7, 4) if place % 2 == 0 else (7, -11)  # neighbours are labelled above and below
+            axes.annotate(_short(point.name), at, offset, textcoords="offset points", color=INK)
+        axes.margins(0.2)
         axes.set(xlabel="weights, MB", ylabel="worst loss, in margins (dashed: 1)")
 
     text = "; ".join(f"{p.name}: {p.size / 1e6:.1f} MB, {p.loss:.2f} margins, {p.verdict}" for p in points)
