@@ -2,7 +2,8 @@
 
 Documents are those of the same source that the evaluation leaves over; generated problems are of their own split; chat
 is the problems once more, in the model's own template. Texts are joined into sequences of one length, so that nothing
-is padding. Whatever the source, a text that is also evaluated is refused, by hash.
+is padding. No paragraph of a document occurs in anything that is evaluated, wherever that was cut; a problem that is
+evaluated too is refused.
 """
 
 import hashlib
@@ -68,11 +69,13 @@ def calibration_texts(
         InputError: no source at all, or an unknown one.
         Refused: a text that is also evaluated.
     """
-    seen = {_digest(sample) for found in evaluated for sample in found.samples}
+    samples = [sample for found in evaluated for sample in found.samples]
+    seen = {_digest(sample) for sample in samples}
     kinds: list[list[str]] = []
     if documents:
-        left = [sample for sample in load_samples("calibration", kind="documents", source=documents).samples]
-        kinds.append([sample.target for sample in left if _digest(sample) not in seen])
+        read = {paragraph for sample in samples for paragraph in _paragraphs(f"{sample.context}\n\n{sample.target}")}
+        found = load_samples("calibration", kind="documents", source=documents).samples
+        kinds.append([sample.target for sample in found if read.isdisjoint(_paragraphs(sample.target))])
     if problems:
         kinds += _problems(problems, seen, tokenizer)
     texts = list(_in_turn(kinds))
@@ -106,6 +109,11 @@ def _chat(sample: Sample, tokenizer: Any) -> str:
 
 def _digest(sample: Sample) -> str:
     return hashlib.sha256((sample.context + "\0" + sample.target).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _paragraphs(text: str) -> set[str]:
+    """Its paragraphs, whatever their line breaks."""
+    return {" ".join(paragraph.split()) for paragraph in text.split("\n\n")} - {""}
 
 
 def _in_turn(kinds: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -151,7 +151,7 @@ def _plan_kv_cache(options: KvCache, source: Checkpoint, target: Path, place: Pl
     def write(directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
 
         wanted = options.calibration
-        texts: list[str] = []
+        texts = None
         if options.calibrated:
             texts = calibration_texts(wanted.documents, wanted.problems, place.evaluated)[: wanted.samples]
         from quant.kv.calibrate import find_scales  # brings the model code
@@ -160,7 +160,7 @@ def _plan_kv_cache(options: KvCache, source: Checkpoint, target: Path, place: Pl
             plan, texts, max_tokens=wanted.length, device=device, trust_remote_code=place.trust_remote_code
         )
         write_kv_cache(plan, directory, scales, advance)
-        return {"calibration_texts": len(texts)}
+        return {"calibration_texts": len(texts or [])}
 
     return StagePlan(
         name="kv_cache",

@@ -57,14 +57,14 @@ def observe_texts(
 
 
 def find_scales(
-    plan: KvPlan, texts: Sequence[str], *, max_tokens: int, device: torch.device, trust_remote_code: bool = False
+    plan: KvPlan, texts: Sequence[str] | None, *, max_tokens: int, device: torch.device, trust_remote_code: bool = False
 ) -> dict[str, Tensor]:
-    """The scales that a planned stage writes, by tensor name: from texts; without any, 1 ("cast"); none where none are.
+    """The scales that a planned stage writes, by tensor name: calibrated on texts, or 1 where there are to be none.
 
     Raises:
         CompressError: what `observe_texts` and `static_scales` refuse.
     """
-    if not plan.scales or not texts:
+    if not plan.scales or texts is None:
         return {name: torch.ones(spec.shape) for name, spec in plan.scales.items()}
     directory = plan.checkpoint.path
     found = observe_texts(directory, texts, max_tokens=max_tokens, device=device, trust_remote_code=trust_remote_code)

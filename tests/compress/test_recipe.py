@@ -79,7 +79,7 @@ def test_resolved_recipe_reads_back_equal() -> None:
         ("evals.documents.text.count=0", "evals.documents.text.count: input should be greater than 0 (got 0)"),
         ("max_shard_size=big", "max_shard_size: write a size, for example 5GB or 200MiB (got 'big')"),
         ("stages=[]", "stages: tuple should have at least 1 item"),
-        ("stages.0={}", "stages.0.quantize: missing"),
+        ("stages.0={}", "stages.0: a stage has exactly one of quantize, kv_cache (got {})"),
     ],
 )
 def test_problem_is_named_with_its_path(override: str, says: str) -> None:

@@ -3,8 +3,7 @@ from collections import Counter
 
 import pytest
 
-from evals.calibration import calibration_texts
-from evals.documents import WORDS, read_documents
+from evals.documents import read_documents
 from evals.options import Problems
 from evals.recall import DEPTHS, depth_of, recall
 from evals.samples import load_samples
@@ -68,25 +67,3 @@ def test_long_documents_are_cut_from_continuous_text(tmp_path):
     (tmp_path / "book.txt").write_text("\n\n".join([" ".join(["word"] * 200)] * 10), encoding="utf-8")
     lengths = [len(text.split()) for _, text in read_documents(str(tmp_path / "book.txt"), words=1000)]
     assert lengths == [1000, 1000]
-
-
-def test_calibration_shares_no_paragraph_with_what_is_measured():
-    sets = [
-        load_samples("long", kind="documents", source="python-docs", count=20, seed=1, options={"words": 1300}),
-        load_samples("recall", kind="problems", source="recall", count=20, seed=1),
-        load_samples("math", kind="problems", source="arithmetic", count=40, seed=1),
-    ]
-    texts = calibration_texts(sets, count=16, seed=1)
-    whole = [sample.context + sample.target for found in sets for sample in found.samples]
-    measured = {" ".join(part.split()) for text in whole for part in text.split("\n\n")}
-    for text in texts:
-        assert measured.isdisjoint(" ".join(part.split()) for part in text.split("\n\n"))
-    problems = [text for text in texts if text.startswith("Question: ")]
-    assert len(texts) == 16 and len(problems) == 8
-    assert all(len(text.split()) >= WORDS for text in texts if text not in problems)
-
-
-def test_calibration_is_problems_where_all_documents_are_measured():
-    everything = load_samples("text", kind="documents", source="python-docs", seed=1)
-    texts = calibration_texts([everything], count=6, seed=1)
-    assert len(texts) == 6 and all(text.startswith("Question: ") for text in texts)

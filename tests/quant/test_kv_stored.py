@@ -13,7 +13,7 @@ from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError, InputError, RecipeError, Refused
 from compress.writer import write_json
 from quant.formats import make_format
-from quant.kv.calibrate import cast_scales, observe_texts, static_scales
+from quant.kv.calibrate import find_scales, observe_texts
 from quant.kv.options import KvCache
 from quant.kv.plan import plan_kv_cache, write_kv_cache
 from quant.kv.schemes import make_scheme
@@ -27,15 +27,13 @@ SERVED = {"fp8": make_scheme("fp8"), "fp8-head": make_scheme("fp8", granularity=
 DYNAMIC = {name: make_scheme(name) for name in ("int8", "int4", "int4-token", "nvfp4")}
 
 
-def write(source, scheme, out, scales=None):
-    """The stage without its surroundings."""
+def write(source, scheme, out, scales=None, texts=TEXTS):
+    """The stage without its surroundings; `scales` replace some."""
     checkpoint = Checkpoint.open(source)
     plan = plan_kv_cache(checkpoint, scheme, max_shard_size=10**9)
-    if scales is None and scheme.scale_shape:
-        found = observe_texts(source, TEXTS, max_tokens=64, device=torch.device("cpu"))
-        scales = static_scales(found, plan.layers, scheme)
+    found = find_scales(plan, texts, max_tokens=64, device=torch.device("cpu"))
     out.mkdir()
-    write_kv_cache(plan, out, scales or {}, lambda _: None)
+    write_kv_cache(plan, out, found | (scales or {}), lambda _: None)
     write_json(out / "config.json", plan.config)
     for file in checkpoint.side_files:
         shutil.copy(source / file, out / file)
@@ -168,8 +166,7 @@ def test_quantized_twice(source, tmp_path):
 
 
 def test_cast_needs_no_texts(source, tmp_path):
-    layers = plan_kv_cache(Checkpoint.open(source), SERVED["fp8-head"], max_shard_size=10**9).layers
-    out = write(source, SERVED["fp8-head"], tmp_path / "out", cast_scales(layers, SERVED["fp8-head"]))
+    out = write(source, SERVED["fp8-head"], tmp_path / "out", texts=None)
     scales = [tensor for name, tensor in load_file(out / "model.safetensors").items() if name.endswith("_scale")]
     assert len(scales) == 4 and all(torch.equal(scale, torch.ones(2, 1, 1)) for scale in scales)
 
@@ -183,11 +180,9 @@ def test_bytes_per_token(source):
 @pytest.mark.parametrize("value", [0.0, -0.5, float("nan"), float("inf")], ids=str)
 def test_scales_that_are_no_positive_number(value, source, tmp_path):
     name = f"{ATTENTION.format(1)}.v_scale"
-    layers = plan_kv_cache(Checkpoint.open(source), SERVED["fp8"], max_shard_size=10**9).layers
-    scales = cast_scales(layers, SERVED["fp8"])
     with pytest.raises(Refused, match=rf"^{name} is {value}, not a positive number: it is not written$"):
-        write(source, SERVED["fp8"], tmp_path / "bad", scales | {name: torch.tensor([value])})
-    out = edit(write(source, SERVED["fp8"], tmp_path / "out", scales), **{name: torch.tensor([value])})
+        write(source, SERVED["fp8"], tmp_path / "bad", {name: torch.tensor([value])}, texts=None)
+    out = edit(write(source, SERVED["fp8"], tmp_path / "out", texts=None), **{name: torch.tensor([value])})
     with pytest.raises(CheckpointError, match=rf"^{name} is {value}, not a positive number: the KV cache would be"):
         load_model(out)
 
