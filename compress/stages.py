@@ -28,7 +28,7 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True)
 class LayerRow:
-    """What one module becomes; `shape` of its weight, or heads and head dimension of a KV cache."""
+    """What one module becomes; `shape` of its weight, or of one token's keys and values: heads of both by dimension."""
 
     name: str
     shape: tuple[int, int]
@@ -174,7 +174,7 @@ def _plan_kv_cache(options: KvCache, source: Checkpoint, target: Path, place: Pl
 
 
 def _kv_row(plan: KvPlan, attention: Attention) -> LayerRow:
-    shape = (attention.heads, attention.head_dim)
+    shape = (2 * attention.heads, attention.head_dim)
     return LayerRow(attention.name, shape, plan.scheme.name, "", *plan.token_bytes(attention))
 
 
