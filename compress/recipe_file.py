@@ -155,7 +155,7 @@ def _sentence(detail: ErrorDetails) -> str:
     if kind == "missing":
         return f"{path}: missing; {HINTS.get(key, 'it has no default')}"
     message = detail["msg"].removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
+    message = message if message[:2].isupper() else message[:1].lower() + message[1:]  # "KV-cache" keeps its capitals
     shown = repr(detail["input"])
     return f"{path}: {message}" if len(shown) > 60 else f"{path}: {message} (got {shown})"
 

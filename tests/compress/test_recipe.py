@@ -8,7 +8,8 @@ from compress.errors import RecipeError
 from compress.recipe import Recipe
 from compress.recipe_file import load_recipe, parse_recipe, shipped_recipes
 
-SHIPPED = ["bf16", "fp8", "fp8-block", "int4", "int8", "mxfp4", "nf4", "nvfp4"]
+KV = ["kv-fp8", "kv-int8", "kv-int4", "fp8-kv-fp8"]
+SHIPPED = ["bf16", "fp8", "fp8-block", "int4", "int8", "mxfp4", "nf4", "nvfp4", *KV]
 
 
 def refused(*overrides: str, name: str = "fp8.yaml") -> str:
@@ -28,6 +29,16 @@ def test_shipped_recipe_is_whole(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.output == f"out/{name}"
     assert any(metric.required for metric in recipe.gate.metrics.values())
+
+
+@pytest.mark.parametrize("name", KV)
+def test_kv_recipes_require_long_documents_and_recall(name: str) -> None:
+    recipe = load_recipe(name)
+    required = {recipe.data_of(metric) for metric, options in recipe.gate.metrics.items() if options.required}
+    assert {"long", "recall"} <= required
+    assert recipe.evals.documents["long"].max_tokens >= 2048 and recipe.evals.documents["long"].count >= 20
+    assert recipe.evals.problems["recall"].source == "recall" and recipe.evals.problems["recall"].count >= 20
+    assert recipe.stages[-1].name == "kv_cache"
 
 
 def test_overrides_reach_everything() -> None:
@@ -79,6 +90,12 @@ def test_resolved_recipe_reads_back_equal() -> None:
         ("evals.documents.text.count=0", "evals.documents.text.count: input should be greater than 0 (got 0)"),
         ("max_shard_size=big", "max_shard_size: write a size, for example 5GB or 200MiB (got 'big')"),
         ("stages=[]", "stages: tuple should have at least 1 item"),
+        ("stages.0={quantize: {format: int8}, kv_cache: {scheme: int8}}", "exactly one of quantize, kv_cache"),
+        (
+            "stages.0={kv_cache: {scheme: fp9}}",
+            "stages.0.kv_cache: KV-cache scheme 'fp9' is unknown, did you mean 'fp8'?",
+        ),
+        ("stages.0={kv_cache: {scheme: fp8, residal: 32}}", "kv_cache.residal: unknown key, did you mean 'residual'?"),
         ("stages.0={}", "stages.0: a stage has exactly one of quantize, kv_cache (got {})"),
     ],
 )
