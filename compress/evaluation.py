@@ -50,6 +50,7 @@ class Measured:
 
     aa          sample set -> largest difference per token of two runs, nats (source only)
     tokenizer   what the tokenizer is made of, as loaded
+    kv_cache    what the quantized KV cache held, None for 16 bits
     """
 
     folder: Path
@@ -58,6 +59,7 @@ class Measured:
     tokenizer: dict[str, Any]
     peak_bytes: int
     seconds: float
+    kv_cache: dict[str, Any] | None
 
 
 def metrics_of(recipe: Recipe) -> tuple[Metric, ...]:
@@ -242,4 +244,5 @@ def read_measured(folder: Path) -> Measured:
     """What a worker has written."""
     found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     rows = {file.name.removesuffix(".jsonl"): read_rows(file) for file in sorted(folder.glob("*.jsonl"))}
-    return Measured(folder, rows, found["aa"], found["tokenizer"], found["peak_bytes"], found["seconds"])
+    fields = {name: found[name] for name in ("aa", "tokenizer", "peak_bytes", "seconds")}
+    return Measured(folder, rows, **fields, kv_cache=found.get("kv_cache"))

@@ -10,6 +10,7 @@ from compress.errors import Refused
 from compress.evaluation import Measured, measure_source, measure_variant, metrics_of, scoring
 from compress.evidence import Evidence
 from compress.evidence_files import Plan
+from compress.kv_report import long_range
 from compress.ledger import Kept, Question, attempts, recall, remember
 from compress.manifest import Manifest, build_manifest, compare
 from compress.progress import say, step
@@ -53,12 +54,17 @@ class Judgement:
         """What was to be decided."""
         return self.question.plan
 
+    @property
+    def rows(self) -> dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
+        """Data of a metric -> rows of the baseline, rows of the variant."""
+        return {data: (self.source.rows[data], rows) for data, rows in self.measured.rows.items()}
+
     def evidence(self, recipe: Recipe, run: Mapping[str, Any]) -> Evidence:
         """What `write_evidence` writes."""
         return Evidence(
             plan=self.plan,
             results=self.results,
-            rows={data: (self.source.rows[data], rows) for data, rows in self.measured.rows.items()},
+            rows=self.rows,
             baseline=self.baseline.manifest,
             variant=self.variant.manifest,
             recipe=recipe.model_dump(mode="json", exclude_none=True),
@@ -70,9 +76,10 @@ class Judgement:
         )
 
     def costs(self) -> dict[str, Any]:
-        """What measuring took, for run.json: seconds and bytes of memory of both sides."""
+        """For run.json: what measuring took of both sides, seconds and bytes, and what it showed beside the metrics."""
         sides = {"source": self.source, "variant": self.measured}
         return {
+            **long_range(self.measured.kv_cache, self.rows),
             "peak_bytes": max(side.peak_bytes for side in sides.values()),
             "evaluation_peak_bytes": {name: side.peak_bytes for name, side in sides.items()},
             "evaluation_seconds": {name: side.seconds for name, side in sides.items()},

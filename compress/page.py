@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from compress.amounts import format_bytes, format_loss, format_score
+from compress.kv_report import sections
 from compress.pictures import Interval, forest, ratios, scatter
 from compress.report import COLUMNS, claim, headline, metric_cells
 from compress.sample_view import Sides, View, views, worst
@@ -59,6 +60,7 @@ def report_html(gate: Mapping[str, Any], run: Mapping[str, Any], found: PageInpu
         metrics=[metric_cells(metric) for metric in gate["metrics"]],
         forest=Markup(forest(intervals(gate))),
         data=[_data(name, sides, gate, found.texts.get(name, {})) for name, sides in found.rows.items()],
+        sections=sections(run),
         sizes=_sizes(run),
         stages=[_stage(stage) for stage in run["stages"]],
         environment=_environment(found.environment),

@@ -7,6 +7,7 @@ Both are made from plain data, gate.json and run.json, so that a stored run can 
                                  (pattern, count, shape, becomes, reason "" if quantized, bytes_before, bytes_after)
     bytes_before, bytes_after    weights of the source and of the variant
     seconds, peak_bytes          of the whole run; peak_bytes may be null
+    kv_cache, recall             where there are any, as `compress.kv_report` describes them
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compress.amounts import format_bounds, format_bytes, format_loss, format_score
+from compress.kv_report import Section, sections
 
 __all__ = [
     "COLUMNS",
@@ -89,6 +91,7 @@ def report_markdown(gate: Mapping[str, Any], run: Mapping[str, Any]) -> str:
         _table(COLUMNS, [metric_cells(metric) for metric in gate["metrics"]]),
         _list(f"- {markdown_text(metric['id'])}: {markdown_text(metric['reason'])}" for metric in gate["metrics"]),
         _details(gate),
+        *[part for section in sections(run) for part in _long_range(section)],
         "## Size and cost",
         _sizes(run),
         *[part for stage in run["stages"] for part in _stage(stage)],
@@ -120,6 +123,10 @@ def _details(gate: Mapping[str, Any]) -> str:
         "n counts documents, problems or questions. The loss is paired, sample by sample, and worse is positive; each "
         f"bound is one-sided at level {gate['alpha']:g}.{optional} Every number and every row is beside this file."
     )
+
+
+def _long_range(section: Section) -> tuple[str, str, str]:
+    return f"## {section.title}", markdown_text(section.text), _table(section.header, section.rows)
 
 
 def _sizes(run: Mapping[str, Any]) -> str:

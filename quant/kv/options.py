@@ -34,7 +34,7 @@ class KvCache(BaseModel):
         except RecipeError as error:
             raise ValueError(str(error)) from error
         if self.calibrate and scheme.scale_shape is None:
-            raise ValueError(f"KV-cache scheme {self.scheme!r} finds its scales at run time: leave calibrate out")
+            raise ValueError(f"scheme {self.scheme!r} finds its scales at run time: leave calibrate out")
         return self
 
     def build(self) -> KvScheme:

@@ -161,7 +161,7 @@ def make_scheme(name: str, **options: Any) -> KvScheme:
     """
     family = SCHEMES.get(name)
     if family is None:
-        raise RecipeError(f"KV-cache scheme {name!r} is unknown{_hint(name)}; known: {', '.join(SCHEMES)}")
+        raise RecipeError(f"scheme {name!r} is unknown{_hint(name)}; known: {', '.join(SCHEMES)}")
     problems = [problem for key, value in options.items() if (problem := _problem(name, family, key, value))]
     if problems:
         raise RecipeError("; ".join(problems))
@@ -176,8 +176,8 @@ def _hint(name: str) -> str:
 def _problem(name: str, family: KvFamily, key: str, value: Any) -> str | None:
     if key not in family.options:
         known = f"its options: {', '.join(family.options)}" if family.options else "it takes no options"
-        return f"KV-cache scheme {name!r} has no option {key!r}; {known}"
+        return f"scheme {name!r} has no option {key!r}; {known}"
     allowed = family.options[key].allowed
     if any(type(value) is type(choice) and value == choice for choice in allowed):
         return None
-    return f"KV-cache scheme {name!r} option {key!r} is {value!r}; allowed: {', '.join(map(str, allowed))}"
+    return f"scheme {name!r} option {key!r} is {value!r}; allowed: {', '.join(map(str, allowed))}"

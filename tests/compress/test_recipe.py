@@ -93,7 +93,7 @@ def test_resolved_recipe_reads_back_equal() -> None:
         ("stages.0={quantize: {format: int8}, kv_cache: {scheme: int8}}", "exactly one of quantize, kv_cache"),
         (
             "stages.0={kv_cache: {scheme: fp9}}",
-            "stages.0.kv_cache: KV-cache scheme 'fp9' is unknown, did you mean 'fp8'?",
+            "stages.0.kv_cache: scheme 'fp9' is unknown, did you mean 'fp8'?",
         ),
         ("stages.0={kv_cache: {scheme: fp8, residal: 32}}", "kv_cache.residal: unknown key, did you mean 'residual'?"),
         ("stages.0={}", "stages.0: a stage has exactly one of quantize, kv_cache (got {})"),

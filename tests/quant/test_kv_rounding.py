@@ -165,9 +165,9 @@ def test_arguments_are_compressed_tensors_own():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("fp9", {}, r"^KV-cache scheme 'fp9' is unknown, did you mean 'fp8'\?; known: fp8, int8, int4, int4-token"),
-        ("fp8", {"group_size": 32}, r"^KV-cache scheme 'fp8' has no option 'group_size'; its options: granularity$"),
-        ("int8", {"residual": 32}, r"^KV-cache scheme 'int8' has no option 'residual'; it takes no options$"),
+        ("fp9", {}, r"^scheme 'fp9' is unknown, did you mean 'fp8'\?; known: fp8, int8, int4, int4-token"),
+        ("fp8", {"group_size": 32}, r"^scheme 'fp8' has no option 'group_size'; its options: granularity$"),
+        ("int8", {"residual": 32}, r"^scheme 'int8' has no option 'residual'; it takes no options$"),
         ("fp8", {"granularity": "token"}, r"option 'granularity' is 'token'; allowed: tensor, head$"),
         ("int4", {"group_size": 64}, r"^residual 32 is below group_size 64: tokens wait until a group is full$"),
         ("int4", {"group_size": True}, r"option 'group_size' is True; allowed: 32, 64, 128$"),

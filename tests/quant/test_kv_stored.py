@@ -240,7 +240,7 @@ def test_scales_under_the_projections_names_are_read_once(source, tmp_path):
     [
         (
             lambda c: c.update({EMULATED: {"scheme": "int9"}}),
-            r"^config.json has emulated_kv_cache .* KV-cache scheme 'int9' is",
+            r"^config.json has emulated_kv_cache .* scheme 'int9' is",
         ),
         (lambda c: c.update({EMULATED: {}}), r"^config.json has emulated_kv_cache {}, which is not read: 'scheme'$"),
         (lambda c: c.update({EMULATED: 3}), r"^config.json has emulated_kv_cache 3, which is not read: "),
@@ -315,9 +315,9 @@ def test_no_texts(source):
     [
         (
             {"scheme": "int8", "calibrate": "amax"},
-            "KV-cache scheme 'int8' finds its scales at run time: leave calibrate out",
+            "scheme 'int8' finds its scales at run time: leave calibrate out",
         ),
-        ({"scheme": "fp8", "group_size": 32}, "KV-cache scheme 'fp8' has no option 'group_size'"),
+        ({"scheme": "fp8", "group_size": 32}, "scheme 'fp8' has no option 'group_size'"),
         ({"scheme": "fp8", "calibrate": "max"}, "Input should be 'amax' or 'cast'"),
         ({"scheme": "fp8", "bits": 8}, "Extra inputs are not permitted"),
     ],
