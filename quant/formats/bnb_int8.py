@@ -3,7 +3,8 @@
 W~ = SCB / 127 * q with SCB = absmax. Stored as bitsandbytes' loader in transformers reads it: `weight` int8 (O, I),
 `SCB` float32 (O,), `weight_format` uint8 scalar 0 (row-major). At run time inputs are INT8 per token, except columns
 with a magnitude of `llm_int8_threshold` or more, which stay in 16 bits. The arithmetic is ours and equal to
-bitsandbytes' in every byte, an all-zero row apart, whose codes are undefined there and zero here.
+bitsandbytes' in every byte, but for a row so small that 127 / SCB overflows, zeros above all: its codes are undefined
+there and zero here.
 """
 
 from collections.abc import Mapping
@@ -40,8 +41,8 @@ def bnb_int8() -> Format:
 
 
 def _encode(weight: Tensor, scales: Scales) -> Tensor:
-    inverse = torch.where(scales.scale == 0, 0, 127 / scales.scale)
-    return integers(weight.float() * inverse, 8)
+    inverse = 127 / scales.scale
+    return integers(weight.float() * torch.where(inverse.isinf(), 0, inverse), 8)
 
 
 def _unpack(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> tuple[Tensor, Scales]:
