@@ -87,7 +87,8 @@ def _plan(name: str, overrides: Sequence[str], *, overwrite: bool) -> Job:
     source = Checkpoint.open(fetch_source(recipe.model, recipe.revision, say))
     check_usable(source, trust_remote_code=recipe.trust_remote_code)
     sets = load_sets(recipe)
-    plans = plan_stages(recipe.stages, source, Place(places.staging, recipe.max_shard_size, sets))
+    place = Place(places.staging, recipe.max_shard_size, sets, recipe.trust_remote_code)
+    plans = plan_stages(recipe.stages, source, place)
     check_output(places, source.path, sum(plan.shards.nbytes for plan in plans), overwrite=overwrite)
     check_tasks(recipe)
     command = shlex.join(["compress", "run", f"recipe={name}", *overrides])
@@ -97,7 +98,14 @@ def _plan(name: str, overrides: Sequence[str], *, overwrite: bool) -> Job:
 def _key(job: Job, source: str) -> dict[str, object]:
     """What the stages' output depends on: an earlier run with the same key is continued."""
     stages = [stage.model_dump(mode="json") for stage in job.recipe.stages]
-    return {"version": __version__, "source": source, "stages": stages, "shards": job.recipe.max_shard_size}
+    evaluated = [found.sha256 for found in job.sets]  # which calibration keeps away from
+    return {
+        "version": __version__,
+        "source": source,
+        "stages": stages,
+        "shards": job.recipe.max_shard_size,
+        "evaluated": evaluated,
+    }
 
 
 def _run_stage(plan: StagePlan, recipe: Recipe) -> dict[str, Any]:
