@@ -14,6 +14,7 @@ from compress.evaluation import load_sets
 from compress.evidence import write_evidence
 from compress.judgement import hash_side, judge
 from compress.manifest import EVIDENCE
+from compress.outlets import check_outlets, show_elsewhere
 from compress.pipeline import show_result
 from compress.progress import say
 from compress.recipe_file import load_recipe
@@ -43,6 +44,7 @@ def gate(
     started = time.monotonic()
     recipe = load_recipe(*recipe_words)
     resolve_device(recipe.device)
+    check_outlets()
     baseline, variant = (Checkpoint.open(fetch_source(model, say=say)) for model in models)
     for side in (baseline, variant):
         check_usable(side, trust_remote_code=recipe.trust_remote_code)
@@ -65,6 +67,7 @@ def gate(
         judgement.write_down(found)
         shutil.rmtree(target / EVIDENCE, ignore_errors=True)
         shutil.move(work / EVIDENCE, target / EVIDENCE)
+    show_elsewhere(target, found, record)
     show_result(found, record, target, as_json=as_json)
     return exit_code(found, accept_waivers=accept_waivers)
 

@@ -18,6 +18,7 @@ from compress.evaluation import check_tasks, load_sets
 from compress.evidence import write_evidence
 from compress.judgement import Judgement, hash_side, judge
 from compress.manifest import EVIDENCE
+from compress.outlets import check_outlets, show_elsewhere
 from compress.preview import group_layers, human_bytes, show_preview
 from compress.progress import say, step
 from compress.recipe import Recipe
@@ -70,6 +71,7 @@ def run(
         judgement.write_down(found)
         code = exit_code(found, accept_waivers=accept_waivers)
         target = settle(job.places, variant, passed=code == 0, overwrite=overwrite)
+    show_elsewhere(target, found, record)
     pushed = None
     if job.recipe.push and code == 0:
         from compress.push import push  # brings the hub's client
@@ -83,6 +85,7 @@ def _plan(name: str, overrides: Sequence[str], *, overwrite: bool) -> Job:
     """Everything that can be refused before the work, refused."""
     recipe = load_recipe(name, overrides)
     resolve_device(recipe.device)
+    check_outlets()
     places = Places(recipe.output)
     source = Checkpoint.open(fetch_source(recipe.model, recipe.revision, say))
     check_usable(source, trust_remote_code=recipe.trust_remote_code)
