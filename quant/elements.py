@@ -18,6 +18,7 @@ __all__ = [
     "E2M1_MAX",
     "E4M3_MAX",
     "absmax_scale",
+    "block_absmax",
     "e2m1",
     "e2m1_values",
     "e4m3",
@@ -54,14 +55,26 @@ def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(x.isfinite(), rounded.view(torch.float32), x)
 
 
-def absmax_scale(absmax: Tensor, half_range: float, dtype: torch.dtype) -> Tensor:
-    """Scale that puts `absmax` on the end of a grid reaching to `half_range`, in the dtype it is stored in.
+def absmax_scale(largest: Tensor, half_range: float, dtype: torch.dtype) -> Tensor:
+    """Scale that puts `largest` on the end of a grid reaching to `half_range`, in the dtype it is stored in.
 
     Zeros (an all-zero block, or one too small for the dtype) become the dtype's epsilon, as in compressed-tensors, so
-    that dividing by the scale gives a number. `absmax` is float32, NaN and inf stay.
+    that dividing by the scale gives a number. `largest` is float32, NaN and inf stay.
     """
-    scale = round_to(absmax / half_range, dtype)
+    scale = round_to(largest / half_range, dtype)
     return torch.where(scale == 0, torch.finfo(dtype).eps, scale).to(dtype)
+
+
+def block_absmax(x: Tensor, *, dim: int, keepdim: bool = False) -> Tensor:
+    """float32 largest magnitude along `dim`; NaN where there is one.
+
+    Without their sign bits floats order as integers do, NaN last, and eager torch reduces those 2 to 7 times faster.
+    """
+    if torch.compiler.is_compiling():
+        return x.abs().amax(dim=dim, keepdim=keepdim).float()
+    bits = torch.int16 if x.element_size() == 2 else torch.int32
+    magnitude = x.view(bits) & torch.iinfo(bits).max
+    return magnitude.amax(dim=dim, keepdim=keepdim).view(x.dtype).float()
 
 
 def largest_magnitude(weight: Tensor) -> Tensor:

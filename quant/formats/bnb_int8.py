@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from quant.elements import integers
+from quant.elements import block_absmax, integers
 from quant.format import Format, Scales, Spec
 
 __all__ = ["bnb_int8"]
@@ -30,7 +30,7 @@ def bnb_int8() -> Format:
         weights={"load_in_8bit": True, "llm_int8_threshold": 6.0},
         activations={"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True},
         block=(1, None),
-        choose=lambda weight, absmax: Scales(weight.abs().amax(dim=1, keepdim=True).float()),
+        choose=lambda weight, absmax: Scales(block_absmax(weight, dim=1, keepdim=True)),
         encode=_encode,
         decode=lambda codes, scales: codes * scales.scale * ONE_127TH,
         pack=lambda codes, scales: {"weight": codes, "SCB": scales.scale.flatten()},

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quant.elements import E4M3_MAX, absmax_scale, e4m3, e4m3_values
+from quant.elements import E4M3_MAX, absmax_scale, block_absmax, e4m3, e4m3_values
 from quant.format import Format, Scales, Spec
 from quant.packing import pack_float8, unpack_bytes
 
@@ -38,7 +38,7 @@ def fp8(*, strategy: str) -> Format:
 
 
 def _choose_channel(weight: Tensor, absmax: Tensor | None) -> Scales:
-    return Scales(absmax_scale(weight.abs().amax(dim=1, keepdim=True).float(), E4M3_MAX, weight.dtype))
+    return Scales(absmax_scale(block_absmax(weight, dim=1, keepdim=True), E4M3_MAX, weight.dtype))
 
 
 def _choose_tensor(weight: Tensor, absmax: Tensor | None) -> Scales:

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quant.elements import E4M3_MAX, absmax_scale, e4m3, e4m3_values, grouped
+from quant.elements import E4M3_MAX, absmax_scale, block_absmax, e4m3, e4m3_values, grouped
 from quant.format import Format, Scales, Spec, column_problem
 from quant.packing import pack_float8, unpack_bytes
 
@@ -40,7 +40,7 @@ def fp8_block() -> Format:
 
 
 def _choose(weight: Tensor, absmax: Tensor | None) -> Scales:
-    by_row = grouped(weight, SIDE).abs().amax(dim=2).float()  # (O, I/128)
+    by_row = block_absmax(grouped(weight, SIDE), dim=2)  # (O, I/128)
     padded = torch.nn.functional.pad(by_row, (0, 0, 0, -by_row.shape[0] % SIDE))
     return Scales(absmax_scale(padded.reshape(-1, SIDE, by_row.shape[1]).amax(dim=1), E4M3_MAX, weight.dtype))
 

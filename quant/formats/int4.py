@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quant.elements import absmax_scale, grouped, integers, round_to
+from quant.elements import absmax_scale, block_absmax, grouped, integers, round_to
 from quant.format import Format, Scales, Spec, column_problem
 from quant.packing import pack_int4, unpack_int4
 
@@ -49,13 +49,13 @@ def int4(*, group_size: int, symmetric: bool) -> Format:
 
 
 def _choose_symmetric(group_size: int, weight: Tensor, absmax: Tensor | None) -> Scales:
-    return Scales(absmax_scale(grouped(weight, group_size).abs().amax(dim=2).float(), 7.5, weight.dtype))
+    return Scales(absmax_scale(block_absmax(grouped(weight, group_size), dim=2), 7.5, weight.dtype))
 
 
 def _choose_asymmetric(group_size: int, weight: Tensor, absmax: Tensor | None) -> Scales:
     dtype = weight.dtype
-    groups = grouped(weight, group_size)
-    low, high = groups.amin(dim=2).float().clamp(max=0), groups.amax(dim=2).float().clamp(min=0)
+    groups = grouped(weight.float(), group_size)
+    low, high = groups.amin(dim=2).clamp(max=0), groups.amax(dim=2).clamp(min=0)
     scale = absmax_scale(round_to(high - low, dtype), 15, dtype)
     zero = round_to(-8 - round_to(low / scale.float(), dtype), dtype)
     return Scales(scale, integers(zero, 4))

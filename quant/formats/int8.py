@@ -7,7 +7,7 @@ W~ = scale * q with scale = absmax / 127.5 and q in [-128, 127]. Stored as compr
 import torch
 from torch import Tensor
 
-from quant.elements import absmax_scale, integers
+from quant.elements import absmax_scale, block_absmax, integers
 from quant.format import Format, Scales, Spec
 from quant.packing import pack_int8, unpack_bytes
 
@@ -34,4 +34,4 @@ def int8() -> Format:
 
 
 def _choose(weight: Tensor, absmax: Tensor | None) -> Scales:
-    return Scales(absmax_scale(weight.abs().amax(dim=1, keepdim=True).float(), 127.5, weight.dtype))
+    return Scales(absmax_scale(block_absmax(weight, dim=1, keepdim=True), 127.5, weight.dtype))

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quant.elements import E2M1_MAX, e2m1, e2m1_values, e8m0_values, grouped, mx_exponent
+from quant.elements import E2M1_MAX, block_absmax, e2m1, e2m1_values, e8m0_values, grouped, mx_exponent
 from quant.format import Format, Scales, Spec, column_problem
 from quant.packing import pack_nibbles, unpack_nibbles
 
@@ -52,7 +52,7 @@ def mxfp4(*, activations: bool, exponent: str) -> Format:
 
 
 def _choose(exponent: str, weight: Tensor, absmax: Tensor | None) -> Scales:
-    return Scales(mx_exponent(grouped(weight, GROUP).abs().amax(dim=2).float(), E2M1_MAX, exponent))
+    return Scales(mx_exponent(block_absmax(grouped(weight, GROUP), dim=2), E2M1_MAX, exponent))
 
 
 def _encode(weight: Tensor, scales: Scales) -> Tensor:

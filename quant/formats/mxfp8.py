@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quant.elements import E4M3_MAX, e4m3, e4m3_values, e8m0_values, grouped, mx_exponent
+from quant.elements import E4M3_MAX, block_absmax, e4m3, e4m3_values, e8m0_values, grouped, mx_exponent
 from quant.format import Format, Scales, Spec, column_problem
 from quant.packing import pack_float8, unpack_bytes
 
@@ -48,7 +48,7 @@ def mxfp8(*, activations: bool, exponent: str) -> Format:
 
 
 def _choose(exponent: str, weight: Tensor, absmax: Tensor | None) -> Scales:
-    return Scales(mx_exponent(grouped(weight, GROUP).abs().amax(dim=2).float(), E4M3_MAX, exponent))
+    return Scales(mx_exponent(block_absmax(grouped(weight, GROUP), dim=2), E4M3_MAX, exponent))
 
 
 def _encode(weight: Tensor, scales: Scales) -> Tensor:

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quant.elements import grouped
+from quant.elements import block_absmax, grouped
 from quant.format import Format, Scales, Spec, column_problem
 from quant.packing import pack_nibbles, unpack_nibbles
 
@@ -49,7 +49,7 @@ def nf4() -> Format:
             "bnb_4bit_quant_storage": "uint8",
         },
         block=(1, BLOCK),
-        choose=lambda weight, absmax: Scales(grouped(weight, BLOCK).abs().amax(dim=2).float()),
+        choose=lambda weight, absmax: Scales(block_absmax(grouped(weight, BLOCK), dim=2)),
         encode=_encode,
         decode=_decode,
         pack=_pack,

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quant.elements import E2M1_MAX, E4M3_MAX, e2m1, e2m1_values, e4m3, grouped, round_to
+from quant.elements import E2M1_MAX, E4M3_MAX, block_absmax, e2m1, e2m1_values, e4m3, grouped, round_to
 from quant.format import Format, Scales, Spec, column_problem
 from quant.packing import pack_nibbles, unpack_nibbles
 
@@ -55,7 +55,7 @@ def _choose(weight: Tensor, absmax: Tensor | None) -> Scales:
     if absmax is None:
         raise ValueError("nvfp4 needs absmax, the largest magnitude of the weight and of all that is fused with it")
     global_scale = _global_scale(absmax.float().reshape(1))
-    local = round_to(grouped(weight, GROUP).abs().amax(dim=2).float() / E2M1_MAX, weight.dtype) * global_scale
+    local = round_to(block_absmax(grouped(weight, GROUP), dim=2) / E2M1_MAX, weight.dtype) * global_scale
     local = torch.where(local <= 2.0**-10, SCALE_OF_ZERO, local)  # half of E4M3's smallest value rounds to zero
     local = torch.where(local > OVERFLOW, torch.nan, local)  # a group above `absmax`: refused as not finite
     return Scales(e4m3(local).view(torch.float8_e4m3fn), global_scale=global_scale)
