@@ -209,8 +209,8 @@ def inspect(
 
 
 @app.command("list")
-def list_(what: Annotated[str, Argument(help="recipes, formats or tasks")], as_json: Json = False) -> None:
-    """List the shipped recipes, the number formats with their options, or the evaluation data and tasks."""
+def list_(what: Annotated[str, Argument(help="recipes, formats, kv or tasks")], as_json: Json = False) -> None:
+    """List the shipped recipes, the formats or KV-cache schemes with their options, or the data and tasks."""
     from compress import listing
 
     listing.show(what, as_json=as_json)

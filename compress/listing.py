@@ -13,7 +13,8 @@ from compress.errors import InputError
 from compress.recipe_file import shipped_recipes
 from evals.documents import SOURCES as DOCUMENTS
 from evals.problems import SOURCES as PROBLEMS
-from quant.formats import FORMATS
+from quant.formats import FORMATS, Option
+from quant.kv.schemes import SCHEMES, make_scheme
 
 __all__ = ["show"]
 
@@ -33,15 +34,26 @@ def _recipes() -> Rows:
 
 
 def _formats() -> Rows:
+    return [{"format": name, "makes": family.summary, **_options(family.options)} for name, family in FORMATS.items()]
+
+
+def _kv() -> Rows:
     return [
         {
-            "format": name,
+            "scheme": name,
             "makes": family.summary,
-            "options": {key: [str(v) for v in option.allowed] for key, option in family.options.items()},
-            "defaults": {key: str(option.default) for key, option in family.options.items()},
+            "served": make_scheme(name).served or "emulated only",
+            **_options(family.options),
         }
-        for name, family in FORMATS.items()
+        for name, family in SCHEMES.items()
     ]
+
+
+def _options(options: Mapping[str, Option]) -> dict[str, Any]:
+    return {
+        "options": {key: [str(value) for value in option.allowed] for key, option in options.items()},
+        "defaults": {key: str(option.default) for key, option in options.items()},
+    }
 
 
 def _tasks() -> Rows:
@@ -52,7 +64,7 @@ def _tasks() -> Rows:
     return ours + [{"task": name, "kind": "evals.tasks (lm-eval)"} for name in sorted(TaskManager().all_tasks)]
 
 
-TOPICS: Mapping[str, Callable[[], Rows]] = {"recipes": _recipes, "formats": _formats, "tasks": _tasks}
+TOPICS: Mapping[str, Callable[[], Rows]] = {"recipes": _recipes, "formats": _formats, "kv": _kv, "tasks": _tasks}
 
 
 def show(what: str, *, as_json: bool) -> None:
