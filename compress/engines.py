@@ -40,10 +40,13 @@ def loads_in(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _misread(block: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """transformers 5.24 refuses packed zero points, and drops the global scale of NVFP4 experts without a word."""
+    """transformers 5.24 refuses packed zero points, and experts of INT8 and of FP8 blocks; of NVFP4 experts it drops
+    the global scale without a word."""
     groups = block.get("config_groups", {}).values()
     weights = [group.get("weights") or {} for group in groups]
     packed = any(weight.get("num_bits") == 4 and weight.get("symmetric") is False for weight in weights)
     experts = any(key in config for key in ("num_experts", "num_local_experts", "n_routed_experts"))
-    nvfp4 = any(weight.get("strategy") == "tensor_group" for weight in weights)
-    return packed or (nvfp4 and experts)
+    strategies = {weight.get("strategy") for weight in weights}
+    return packed or (
+        experts and (block.get("format") == "int-quantized" or bool(strategies & {"block", "tensor_group"}))
+    )

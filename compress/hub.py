@@ -16,16 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationCopy,
+    CommitOperationDelete,
+    HfApi,
+    get_token,
+    is_offline_mode,
+)
 from huggingface_hub.errors import RemoteEntryNotFoundError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoFile
 
-from compress.errors import PushFailed
+from compress.errors import InputError, PushFailed
 from compress.hub_errors import explained, patiently
 from compress.manifest import FileEntry
 from compress.push_options import MAIN, PushOptions
 
-__all__ = ["CARD", "Parcel", "Pushed", "deliver", "hub", "read_card"]
+__all__ = ["CARD", "Parcel", "Pushed", "check_login", "deliver", "hub", "read_card"]
 
 CARD = "README.md"
 Change = CommitOperationAdd | CommitOperationCopy | CommitOperationDelete
@@ -61,6 +68,18 @@ class Pushed:
 def hub() -> HfApi:
     """The hub of HF_ENDPOINT with the login of HF_TOKEN or `hf auth login`."""
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT"), library_name="compress")
+
+
+def check_login(options: PushOptions) -> None:
+    """Refuse before the work what would stop the push after it, without asking the hub.
+
+    Raises:
+        InputError: no login, or the hub may not be asked.
+    """
+    if get_token() is None:
+        raise InputError(f"push.repo is {options.repo} and there is no login: set HF_TOKEN or run `hf auth login`")
+    if is_offline_mode():
+        raise InputError(f"push.repo is {options.repo} and HF_HUB_OFFLINE is set: unset it, or leave out push")
 
 
 def read_card(api: HfApi, options: PushOptions) -> str | None:

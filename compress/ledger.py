@@ -3,8 +3,9 @@
 attempts/CHECKPOINT/attempts.jsonl   a line per question that was asked about these bytes, with its verdict
 attempts/CHECKPOINT/QUESTION/        what both sides scored, to give the same verdict again
 
-CHECKPOINT is the digest of the variant's manifest. A question is the plan, the source, and how both are scored: the
-same question is not asked twice, its stored scores are judged again and nothing is measured. Another one (new data,
+CHECKPOINT is the digest of the variant's manifest. A question is the plan, the source, how both are scored, and the
+version of this program (not of the libraries under it, or every update would be another throw of the dice): the same
+question is not asked twice, its stored scores are judged again and nothing is measured. Another one (new data,
 another margin) is an attempt more, which the evidence of every later run shows. It all lies in the user's cache
 directory; whoever deletes that starts anew, and machines do not know of each other.
 """
@@ -19,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from compress import __version__
 from compress.evaluation import Measured, is_whole, read_measured, seal_results
 from compress.evidence_files import Plan
 from compress.manifest import canonical_json
@@ -43,7 +45,7 @@ class Question:
     @property
     def digest(self) -> str:
         """Equal for two runs that ask the same."""
-        parts = {"source": self.source, "plan": self.plan.record(), "scoring": self.scoring}
+        parts = {"source": self.source, "plan": self.plan.record(), "scoring": self.scoring, "compress": __version__}
         return hashlib.sha256(canonical_json(parts)).hexdigest()
 
     @property

@@ -73,11 +73,13 @@ def run(
         target = settle(job.places, variant, passed=code == 0, overwrite=overwrite)
     show_elsewhere(target, found, record)
     pushed = None
-    if job.recipe.push and code == 0:
-        from compress.push import push  # brings the hub's client
+    try:
+        if job.recipe.push and code == 0:
+            from compress.push import push  # brings the hub's client
 
-        pushed = push(target, job.recipe.push, accept_waivers=accept_waivers)
-    show_result(found, record, target, pushed=pushed, as_json=as_json)
+            pushed = push(target, job.recipe.push, accept_waivers=accept_waivers)
+    finally:  # the verdict is shown even where publishing fails
+        show_result(found, record, target, pushed=pushed, as_json=as_json)
     return code
 
 
@@ -86,6 +88,10 @@ def _plan(name: str, overrides: Sequence[str], *, overwrite: bool) -> Job:
     recipe = load_recipe(name, overrides)
     resolve_device(recipe.device)
     check_outlets()
+    if recipe.push:
+        from compress.hub import check_login  # brings the hub's client
+
+        check_login(recipe.push)
     places = Places(recipe.output)
     source = Checkpoint.open(fetch_source(recipe.model, recipe.revision, say))
     check_usable(source, trust_remote_code=recipe.trust_remote_code)

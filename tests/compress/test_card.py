@@ -174,11 +174,15 @@ def layout(name, **weights):
         (layout("pack-quantized", num_bits=4, symmetric=False), ("vLLM",)),
         (layout("nvfp4-pack-quantized", num_bits=4, strategy="tensor_group"), ("transformers", "vLLM")),
         (layout("nvfp4-pack-quantized", num_bits=4, strategy="tensor_group") | {"num_experts": 4}, ("vLLM",)),
+        (layout("int-quantized", num_bits=8) | {"num_experts": 4}, ("vLLM",)),
+        (layout("float-quantized", num_bits=8, strategy="block") | {"num_experts": 4}, ("vLLM",)),
+        (layout("float-quantized", num_bits=8, strategy="channel") | {"num_experts": 4}, ("transformers", "vLLM")),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, ("transformers",)),
         ({"quantization_config": {"quant_method": "new"}}, ()),
         (layout("new"), ()),
     ],
-    ids=["bf16", "fp8", "int4", "int4-asymmetric", "nvfp4", "nvfp4-experts", "bitsandbytes", "unknown", "no layout"],
+    ids=["bf16", "fp8", "int4", "int4-asymmetric", "nvfp4", "nvfp4-experts", "int8-experts", "fp8-block-experts",
+         "fp8-experts", "bitsandbytes", "unknown", "no layout"],
 )  # fmt: skip
 def test_snippets_only_for_engines_that_load_it(config, engines):
     assert loads_in(json.loads(json.dumps(config))) == engines

@@ -8,6 +8,7 @@ from huggingface_hub import constants, snapshot_download
 
 from compress import hub_errors
 from compress.errors import GateFailed, Inconclusive, InputError, PushFailed, Refused
+from compress.hub import check_login
 from compress.push import push, show
 from compress.push_options import PushOptions
 from compress.verify import verify
@@ -241,6 +242,16 @@ def test_without_the_hub_it_says_so(server, passed, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(PushFailed, match="HF_HUB_OFFLINE is set, unset it to reach the hub"):
         push(passed, OPTIONS)
+
+
+def test_a_run_that_will_push_needs_a_login_before_the_work(server, monkeypatch):
+    check_login(OPTIONS)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match=r"^push\.repo is org/model and HF_HUB_OFFLINE is set: unset it"):
+        check_login(OPTIONS)
+    monkeypatch.setattr("compress.hub.get_token", lambda: None)
+    with pytest.raises(InputError, match=r"^push\.repo is org/model and there is no login: set HF_TOKEN or run "):
+        check_login(OPTIONS)
 
 
 def test_the_card_on_the_hub_is_merged_and_wins_over_the_local_one(server, passed):

@@ -86,6 +86,37 @@ def test_another_margin_is_another_attempt_and_shown(released):
     assert "This is attempt 2 of these bytes" in page and "With 95% confidence" in page
 
 
+def test_a_blocked_run_is_waived_by_name_and_accepted_by_hand(released):
+    folder, server, settings, words, found = released
+    command = [*(word for word in words if not word.startswith("push")), "output=out/waived", "--overwrite",
+               "gate.metrics.kl.required=true", "gate.metrics.kl.max=1e-9"]  # fmt: skip
+    waiver = {"metric": "kl", "checkpoint_sha256": found["gate"]["binds"]["variant_manifest"], "reason": "known",
+              "by": "Ada", "until": "9999-01-01"}  # fmt: skip
+    command.append(f"gate.waivers={json.dumps([waiver])}")
+    waived = compress(*command, "--json", cwd=folder, **settings)
+    assert waived.returncode == 3 and json.loads(waived.stdout)["gate"]["verdict"] == "WAIVED"
+    assert not (folder / "out/waived").exists()
+    assert compress(*command, "--accept-waivers", cwd=folder, **settings).returncode == 0
+    pushed = ("push", "out/waived", "repo=org/waived")
+    refused = compress(*pushed, cwd=folder, **settings)
+    assert refused.returncode == 3 and "add --accept-waivers if that is meant" in refused.stderr
+    accepted = compress(*pushed, "--accept-waivers", cwd=folder, **settings)
+    assert accepted.returncode == 0, accepted.stderr
+    card = server.repos["org/waived"].tree("main")["README.md"].content.decode()
+    assert "> **WAIVED, not passed.**" in card and "waived by Ada until 9999-01-01: known" in card
+
+
+def test_a_run_whose_push_fails_shows_its_verdict_and_exits_with_6(released):
+    folder, server, settings, words, _ = released
+    server.fault("/commit/", 403, times=9, message="no")
+    options = [word for word in words if not word.startswith("push")]
+    done = compress(*options, "push.repo=org/none", "--overwrite", "--json", cwd=folder, **settings)
+    server.faults.clear()
+    assert done.returncode == 6 and "org/none was not pushed: 403 no" in done.stderr
+    found = json.loads(done.stdout)
+    assert found["gate"]["verdict"] == "PASS" and found["pushed"] is None and (folder / "out/fp8").exists()
+
+
 def test_sign_and_compare_from_the_command_line(released, tmp_path):
     folder, _, settings, _, _ = released
     for words in (["genpkey", "-algorithm", "ed25519", "-out", "key.pem"],
