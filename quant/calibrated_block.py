@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from quant.folding import equalize
 from quant.format import Format, dequantize, stored
 from quant.methods import Method
 from quant.methods.blocks import row_range
-from quant.methods.solve import Inputs, Solution, prepare, solve
+from quant.methods.solve import Inputs, Solution, importance, prepare, solve
 from quant.plan import Assignment
 
 __all__ = ["Stored", "quantize_block", "restore_block", "solve_alone"]
@@ -31,7 +32,7 @@ def quantize_block(
     tensors: Stored = {}
     if method.equalize and formats:
         dtype = next(iter(assignments.values())).module.weight.dtype
-        factors = equalize(block, formats, dtype)
+        factors = equalize(block, formats, dtype, partial(_cost, method))
         tensors |= _changed(block, factors, formats, dtype)
     layers: dict[str, Any] = {}
     for group in block.groups([*formats]):
@@ -42,6 +43,10 @@ def quantize_block(
         raise Refused(f"no calibration token reached {name}: add it to ignore or use method rtn")
     routed = {f"{name}.{i}": count for name, experts in block.experts.items() for i, count in enumerate(experts.routed)}
     return tensors, {"block": block.name, "factors": factors, "layers": layers, "expert_tokens": routed}
+
+
+def _cost(method: Method, group: Group) -> Tensor:
+    return importance(prepare(group.statistics.hessian, group.statistics.tokens, method))
 
 
 def _changed(block: Block, producers: Mapping[str, float], formats: Mapping[str, Format], dtype: torch.dtype) -> Stored:

@@ -7,7 +7,7 @@ the experts, have no row for it. Rows that a block does not have are skipped, an
 more: a family for which the table is wrong is refused instead of spoilt.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.errors import Refused
-from compress.walk import Block
+from compress.walk import Block, Group
 from quant.format import Format
 from quant.methods.equalize import equalizing_factor
 
@@ -57,13 +57,16 @@ FOLDS = (
 )
 
 
-def equalize(block: Block, formats: Mapping[str, Format], dtype: torch.dtype) -> dict[str, float]:
+def equalize(
+    block: Block, formats: Mapping[str, Format], dtype: torch.dtype, cost: Callable[[Group], Tensor]
+) -> dict[str, float]:
     """Choose and fold the factors of every row whose readers are all quantized.
 
     Args:
         block: changed in place; its function stays the same up to rounding.
         formats: of the block's linears that are quantized, by the checkpoint's name.
         dtype: that changed norms are stored in.
+        cost: what a squared error in each input column of a group costs, (I,).
 
     Returns:
         by producer, the rounding error with factors relative to without, where it is below 1.
@@ -74,10 +77,11 @@ def equalize(block: Block, formats: Mapping[str, Format], dtype: torch.dtype) ->
     with torch.no_grad():
         before = block.forward(block.inputs[:1])
     groups = block.observe([*formats], SEQUENCES)
-    energy = {name: group.statistics.hessian.diagonal() for group in groups for name in group.names}
+    costs = {group.names: cost(group) for group in groups}
+    by_name = {name: costs[group.names] for group in groups for name in group.names}
     ratios = {
-        producer: _fold(block, producer, readers, formats[readers[0]], energy[readers[0]], dtype)
-        for producer, readers in _rows(block, energy)
+        producer: _fold(block, producer, readers, formats[readers[0]], by_name[readers[0]], dtype)
+        for producer, readers in _rows(block, by_name)
     }
     with torch.no_grad():
         after = block.forward(block.inputs[:1])
@@ -85,21 +89,21 @@ def equalize(block: Block, formats: Mapping[str, Format], dtype: torch.dtype) ->
     return {f"{block.name}.{producer}": ratio for producer, ratio in ratios.items() if ratio < 1}
 
 
-def _rows(block: Block, energy: Mapping[str, Tensor]) -> Iterator[tuple[str, list[str]]]:
+def _rows(block: Block, seen: Mapping[str, Tensor]) -> Iterator[tuple[str, list[str]]]:
     present = {name for name, _ in block.module.named_modules()}
     for fold in FOLDS:
         readers = [f"{block.name}.{reader}" for reader in fold.readers]
         needed = {fold.producer, fold.needs} - {""}
-        if needed <= present and fold.unless not in present - {""} and all(name in energy for name in readers):
+        if needed <= present and fold.unless not in present - {""} and all(name in seen for name in readers):
             yield fold.producer, readers
 
 
-def _fold(block: Block, producer: str, readers: list[str], fmt: Format, energy: Tensor, dtype: torch.dtype) -> float:
+def _fold(block: Block, producer: str, readers: list[str], fmt: Format, cost: Tensor, dtype: torch.dtype) -> float:
     source = block.module.get_submodule(producer)
     linears = [block.linears[name] for name in readers]
     weight = torch.cat([linear.weight.float() for linear in linears])
     copies, head = _heads(block, producer, weight.shape[1])
-    factor, ratio = equalizing_factor(weight, fmt, energy, dtype=dtype, tie=partial(_tie, copies=copies, head=head))
+    factor, ratio = equalizing_factor(weight, fmt, cost, dtype=dtype, tie=partial(_tie, copies=copies, head=head))
     if ratio < 1:
         factor = _divide(source, factor, dtype, copies, head)
         for linear in linears:

@@ -36,10 +36,10 @@ METHODS: Mapping[str, Method] = {
     "search": Method("search scales weighted by the inputs' energy, then round to nearest"),
     "gptq": Method("search scales, then round column by column and let the others make up for it", compensate=True),
     "awq": Method("move channel factors into the layer before, search scales, round to nearest", equalize=True),
-    "best": Method(
-        "channel factors, searched scales, compensated rounding, then refinement of codes and scales",
+    "awq-gptq": Method(
+        "channel factors, searched scales, compensated rounding, refined codes and scales",
         compensate=True,
-        refine=2,
+        refine=1,
         equalize=True,
     ),
 }

@@ -2,11 +2,13 @@
 
     y = W x = (W diag(s)) (diag(s)^-1 x)
 
-A group of weights shares one step, so a column that is large, or whose input is large, should not share it with one
-that is not. For inputs of magnitude a_j and columns of magnitude w_j, sharing a step costs (sum a_j^2 / s_j^2)(sum
-w_j^2 s_j^2), which is least, by Cauchy and Schwarz, at s_j = (a_j / w_j)^(1/2). Real grids and shared scales differ
-from that sketch, so several powers s = a^p / w^q are tried and the one with the least error after rounding is kept;
-p = q = 0, no change, is among them. AWQ (arXiv 2306.00978) searches p with q = 0, SmoothQuant (arXiv 2211.10438) uses
+A group of weights shares one step, so columns of unlike size should not be in it together: with s_j = 1 / w_j, w_j the
+column's size, they are alike. Against that stands that a column whose errors cost more deserves more of the grid: with
+errors weighted by a_j^2, sharing a step costs (sum a_j^2 / s_j^2)(sum w_j^2 s_j^2), which is least, by Cauchy and
+Schwarz, at s_j = (a_j / w_j)^(1/2). What a_j is depends on the method. Round-to-nearest pays for E[x_j^2]; GPTQ only
+for the part of it that later columns cannot make up, which varies far less, so that evening out the weights is nearly
+all there is to do. Powers s = a^p / w^q around both are tried, and the one with the least weighted error after rounding
+is kept; no change is among them. AWQ (arXiv 2306.00978) searches p with q = 0, SmoothQuant (arXiv 2211.10438) uses
 p + q = 1.
 
 The factor is folded into what produces x (a norm, or the rows of the linear before), so nothing is added at run time.
@@ -22,15 +24,15 @@ from quant.methods.blocks import reconstruct
 
 __all__ = ["POWERS", "equalizing_factor"]
 
-# (p of the inputs, q of the weights)
-POWERS = ((0.0, 0.0), (0.25, 0.25), (0.5, 0.5), (0.75, 0.75), (0.25, 0.5), (0.5, 0.25), (0.25, 0.0), (0.5, 0.0))
+# (p of the importance, q of the weights)
+POWERS = ((0.0, 0.0), (0.0, 0.5), (0.0, 1.0), (0.1, 0.9), (0.25, 0.5), (0.25, 1.0), (0.5, 0.5), (0.5, 0.0))
 LIMIT = 1e3  # factors stay within [1/LIMIT, LIMIT]: a channel that is never active says nothing
 
 
 def equalizing_factor(
     weight: Tensor,
     fmt: Format,
-    energy: Tensor,
+    importance: Tensor,
     *,
     dtype: torch.dtype,
     tie: Callable[[Tensor], Tensor] = lambda values: values,
@@ -40,30 +42,30 @@ def equalizing_factor(
     Args:
         weight: (O, I) float32, all layers that read the input stacked.
         fmt: the format.
-        energy: (I,) float32, E[x_j^2] of the input.
+        importance: (I,) float32 a_j^2, what a squared error in each column costs.
         dtype: of the source weight, which scales are stored in.
         tie: maps a quantity per input channel to its mean over the channels that must share one factor.
     """
-    inputs = tie(energy).sqrt()
+    sizes = tie(importance).sqrt()
     columns = tie(weight.square().mean(dim=0)).sqrt()
-    factors = [_factor(inputs, columns, p, q) for p, q in POWERS]
-    errors = [_error(weight, fmt, energy, factor, dtype) for factor in factors]
+    factors = [_factor(sizes, columns, p, q) for p, q in POWERS]
+    errors = [_error(weight, fmt, importance, factor, dtype) for factor in factors]
     best = min(range(len(factors)), key=errors.__getitem__)  # the first of equals: no change
     return factors[best], errors[best] / errors[0] if errors[0] else 1.0
 
 
-def _factor(inputs: Tensor, columns: Tensor, p: float, q: float) -> Tensor:
+def _factor(sizes: Tensor, columns: Tensor, p: float, q: float) -> Tensor:
     tiny = torch.finfo(torch.float32).tiny
-    log = p * inputs.clamp(min=tiny).log() - q * columns.clamp(min=tiny).log()
-    alive = (inputs > 0) & (columns > 0)
+    log = p * sizes.clamp(min=tiny).log() - q * columns.clamp(min=tiny).log()
+    alive = (sizes > 0) & (columns > 0)
     log = torch.where(alive, log - log[alive].mean(), 0.0) if bool(alive.any()) else torch.zeros_like(log)
     return log.exp().clamp(1 / LIMIT, LIMIT)
 
 
-def _error(weight: Tensor, fmt: Format, energy: Tensor, factor: Tensor, dtype: torch.dtype) -> float:
+def _error(weight: Tensor, fmt: Format, importance: Tensor, factor: Tensor, dtype: torch.dtype) -> float:
     scaled = weight * factor
     absmax = scaled.abs().amax() if fmt.absmax_scope else None
     rounded = reconstruct(scaled, fmt, fmt.choose(scaled.to(dtype), absmax))
-    noise = ((rounded - scaled).square() * (energy / factor.square())).sum(dim=1)
-    signal = (weight.square() * energy).sum(dim=1)
+    noise = ((rounded - scaled).square() * (importance / factor.square())).sum(dim=1)
+    signal = (weight.square() * importance).sum(dim=1)
     return float((noise / signal.clamp(min=torch.finfo(torch.float32).tiny)).sum())  # a row's own size must not matter

@@ -44,6 +44,10 @@ def tokens(count=8, length=32):
     return torch.randint(3, 128, (count, length), generator=torch.Generator().manual_seed(0))
 
 
+def energy(group):
+    return group.statistics.hessian.diagonal()
+
+
 def plan_for(directory, fmt, ignore=("lm_head",)):
     return plan_quantize(Checkpoint.open(directory), fmt, targets=("Linear",), ignore=ignore, max_shard_size=1 << 40)
 
@@ -74,7 +78,7 @@ def loaded_logits(directory):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_architecture_and_format_goes_through_and_reloads(kind, name, tiny_models, tmp_path):
     source = tiny_models(kind)
-    out, reports = quantize(source, make_format(name, **FORMATS[name]), "best", tmp_path / "out")
+    out, reports = quantize(source, make_format(name, **FORMATS[name]), "awq-gptq", tmp_path / "out")
     change = (loaded_logits(out) - logits(source)).norm() / logits(source).norm()
     assert 0 < change < (0.08 if name in ("int8", "fp8", "mxfp8") else 0.4)
     layers = {layer: report for block in reports for layer, report in block["layers"].items()}
@@ -108,7 +112,7 @@ def test_equalization_preserves_the_function(kind, tiny_models):
                 parameter.data *= torch.linspace(0.2, 5, parameter.numel())
         with torch.no_grad():
             before = block.forward(block.inputs)
-            folded += len(equalize(block, dict.fromkeys(block.linears, fmt), torch.float32))
+            folded += len(equalize(block, dict.fromkeys(block.linears, fmt), torch.float32, energy))
             after = block.forward(block.inputs)
         torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
     assert folded >= 2
@@ -122,7 +126,7 @@ def test_a_fold_that_is_wrong_for_a_family_is_refused(tiny_models, monkeypatch):
     with pytest.raises(
         Refused, match=r"^equalization changed the output of model\.layers\.0 by .*: use another method"
     ):
-        equalize(block, {"model.layers.0.mlp.up_proj": make_format("int4", group_size=32)}, torch.float32)
+        equalize(block, {"model.layers.0.mlp.up_proj": make_format("int4", group_size=32)}, torch.float32, energy)
 
 
 class Killed(Exception):
@@ -132,17 +136,17 @@ class Killed(Exception):
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3-moe"])
 def test_a_killed_run_goes_on_and_gives_the_same_bytes(kind, tiny_models, tmp_path):
     source, fmt = tiny_models(kind), make_format("int4", group_size=32)
-    whole, _ = quantize(source, fmt, "best", tmp_path / "a" / "out")
+    whole, _ = quantize(source, fmt, "awq-gptq", tmp_path / "a" / "out")
 
     def kill(done):
         raise Killed
 
     with pytest.raises(Killed):
-        quantize(source, fmt, "best", tmp_path / "b" / "out", advance=kill)
+        quantize(source, fmt, "awq-gptq", tmp_path / "b" / "out", advance=kill)
     saved = [path.name for path in (tmp_path / "b" / "journal").rglob("*")]
     assert "model.layers.0.safetensors" in saved and "model.layers.1.safetensors" not in saved
     shutil.rmtree(tmp_path / "b" / "out")
-    resumed, _ = quantize(source, fmt, "best", tmp_path / "b" / "out")
+    resumed, _ = quantize(source, fmt, "awq-gptq", tmp_path / "b" / "out")
     assert (resumed / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert not (tmp_path / "b" / "journal").exists()
 
@@ -151,14 +155,14 @@ def test_other_options_do_not_go_on_from_a_journal(tiny_models, tmp_path):
     plan = plan_for(tiny_models("llama"), make_format("int4", group_size=32))
     keys = {
         _key(plan, Calibration(method, share, tmp_path))
-        for method in ("gptq", "best")
+        for method in ("gptq", "awq-gptq")
         for share in (tokens(), tokens(4), tokens() + 1)
     }
     assert len(keys) == 6
 
 
 def test_fused_layers_share_the_divisor_of_nvfp4(tiny_models, tmp_path):
-    out, _ = quantize(tiny_models("qwen3-moe"), make_format("nvfp4"), "best", tmp_path / "out")
+    out, _ = quantize(tiny_models("qwen3-moe"), make_format("nvfp4"), "awq-gptq", tmp_path / "out")
     tensors = load_file(out / "model.safetensors")
     attention = [f"self_attn.{name}_proj" for name in "qkv"]
     expert = [f"mlp.experts.1.{name}_proj" for name in ("gate", "up")]
@@ -167,7 +171,7 @@ def test_fused_layers_share_the_divisor_of_nvfp4(tiny_models, tmp_path):
 
 
 def test_the_head_is_quantized_by_choice_without_inputs(tiny_models, tmp_path):
-    out, reports = quantize(tiny_models("qwen3"), make_format("int8"), "best", tmp_path / "out", ignore=())
+    out, reports = quantize(tiny_models("qwen3"), make_format("int8"), "awq-gptq", tmp_path / "out", ignore=())
     assert reports[-1]["layers"]["lm_head"]["tokens"] == 0
     assert "lm_head.weight_scale" in load_file(out / "model.safetensors")
 
