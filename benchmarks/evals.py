@@ -46,7 +46,7 @@ LENGTH = 512  # window of both
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 Sums = list[float]
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 130)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from hub_server import TOKEN, HubServer
 from huggingface_hub import constants, snapshot_download
 
 from compress import hub_errors
@@ -12,6 +11,7 @@ from compress.hub import check_login
 from compress.push import push, show
 from compress.push_options import PushOptions
 from compress.verify import verify
+from tests.hub_server import TOKEN, HubServer
 
 REPO = "org/model"
 OPTIONS = PushOptions(repo=REPO)

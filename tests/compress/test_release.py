@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from hub_server import TOKEN, HubServer
+
+from tests.hub_server import TOKEN, HubServer
 
 REPO = "org/tiny-fp8"
 SMALL = ("evals.documents.text.count=20", "evals.documents.text.max_tokens=16", "evals.problems.math.count=20",

@@ -1,0 +1,1 @@
+"""Tests by package; helpers that several share are imported from here."""
