@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from compress.checkpoint import INDEX, Checkpoint
 from compress.errors import CheckpointError
 from compress.tensor_file import DTYPES, read_header, read_tensor
-from tests.compress.conftest import build_tiny
+from tests.conftest import build_tiny
 
 
 def test_reads_what_the_library_wrote(tiny: Path) -> None:
