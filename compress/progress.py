@@ -16,7 +16,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-__all__ = ["console", "say", "step"]
+__all__ = ["Advance", "console", "say", "step"]
+
+Advance = Callable[[int], None]  # called with units of work as they are done
 
 console = Console(stderr=True, highlight=False)
 EVERY = 0.1  # fraction between lines where there is no terminal
@@ -28,7 +30,7 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def step(text: str, total: int) -> Iterator[Callable[[int], None]]:
+def step(text: str, total: int) -> Iterator[Advance]:
     """A bar over `total` units of work; yields `advance(units)`."""
     if console.is_terminal:
         with _bar() as bar:
@@ -49,7 +51,7 @@ def _bar() -> Progress:
     )
 
 
-def _lines(text: str, total: int) -> Callable[[int], None]:
+def _lines(text: str, total: int) -> Advance:
     """Lines at every tenth, for logs."""
     done, shown = 0, 0.0
     say(text)

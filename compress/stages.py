@@ -9,21 +9,23 @@ import torch
 
 from compress.calibration import calibration_texts, calibration_tokens
 from compress.checkpoint import Checkpoint
+from compress.errors import RecipeError
+from compress.progress import Advance
 from compress.recipe import Stage
 from compress.tensor_file import TensorInfo, encode_header
 from compress.writer import ShardPlan, copy_side_file, write_json
 from evals.samples import SampleSet
+from quant.dequantizing import plan_dequantize, run_dequantize
 from quant.kv.layers import Attention
 from quant.kv.options import KvCache
 from quant.kv.plan import KvPlan, plan_kv_cache, write_kv_cache
 from quant.methods import METHODS
 from quant.options import Quantize
 from quant.plan import Choice, QuantizePlan, plan_quantize, stored_specs
+from quant.stored import StoredModule
 from quant.stream import run_streaming
 
 __all__ = ["LayerRow", "Place", "StagePlan", "plan_stages", "run_stage"]
-
-Advance = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,8 @@ def run_stage(plan: StagePlan, device: torch.device, advance: Advance) -> dict[s
 
 
 def _plan_quantize(options: Quantize, source: Checkpoint, target: Path, place: Place) -> StagePlan:
+    if options.format == "bf16" and "quantization_config" in source.config:
+        return _plan_dequantize(source, target, place)
     choices = [Choice(o.targets, None if o.format == "bf16" else o.build()) for o in options.overrides]
     plan = plan_quantize(
         source,
@@ -142,6 +146,26 @@ def _plan_quantize(options: Quantize, source: Checkpoint, target: Path, place: P
         shards=plan.shards,
         layers=_layers(plan),
         write=calibrate if METHODS[options.method].calibrated else stream,
+    )
+
+
+def _plan_dequantize(source: Checkpoint, target: Path, place: Place) -> StagePlan:
+    if not source.path.is_dir():
+        raise RecipeError("stages: quantize: {format: bf16} makes a quantized model 16-bit, so it can only come first")
+    plan = plan_dequantize(source, max_shard_size=place.max_shard_size)
+
+    def row(module: StoredModule) -> LayerRow:
+        before = sum(source.tensors[name].nbytes for name in module.tensors.values())
+        return LayerRow(module.name, module.shape, "bf16", "", before, 2 * module.shape[0] * module.shape[1])
+
+    return StagePlan(
+        name="quantize",
+        summary="dequantize to bf16",
+        source=source,
+        result=Checkpoint(target, plan.config, _planned_tensors(plan.shards, target)),
+        shards=plan.shards,
+        layers=[row(module) for module in plan.stored.modules.values()],
+        write=lambda directory, device, advance: run_dequantize(plan, directory, advance),
     )
 
 

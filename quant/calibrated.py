@@ -8,7 +8,7 @@ from the source. Linears outside the decoder blocks are not reached by the walk;
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from compress.errors import Refused
+from compress.progress import Advance
 from compress.tensor_file import read_tensor
 from compress.walk import walk
 from compress.writer import ShardWriter
@@ -27,8 +28,6 @@ from quant.methods import METHODS, Method
 from quant.plan import QuantizePlan
 
 __all__ = ["Calibration", "run_calibrated"]
-
-Advance = Callable[[int], None]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from compress.writer import ShardPlan, plan_shards
 from quant.format import Format
 from quant.scheme import quantization_config
 
-__all__ = ["Assignment", "Choice", "QuantizePlan", "plan_quantize", "stored_specs"]
+__all__ = ["Assignment", "Choice", "QuantizePlan", "cast_config", "cast_spec", "plan_quantize", "stored_specs"]
 
 FLOATS = (torch.float64, torch.float32, torch.float16)
 
@@ -83,7 +83,8 @@ def plan_quantize(
     if "quantization_config" in checkpoint.config:
         method = checkpoint.config["quantization_config"].get("quant_method", "unknown")
         raise CheckpointError(
-            f"{checkpoint.path} is already quantized ({method}): give the 16-bit checkpoint it came from"
+            f"{checkpoint.path} is already quantized ({method}): give the 16-bit checkpoint it came from, or make it "
+            "16-bit first with a stage quantize: {format: bf16}"
         )
     found = modules(checkpoint)
     if fmt.quant_method is None:
@@ -168,7 +169,7 @@ def _outputs(
         parts = by_tensor.get(name, [])
         if not any(part.fmt for part in parts):
             copies[name] = info
-            outputs[name] = _cast(info.spec) if cast else info.spec
+            outputs[name] = cast_spec(info.spec) if cast else info.spec
             continue
         for part in parts:
             if part.fmt:
@@ -187,13 +188,14 @@ def stored_specs(module: Module, fmt: Format | None) -> dict[str, Spec]:
     return {f"{module.name}.{suffix}": Spec(spec.dtype, spec.shape) for suffix, spec in layout.items()}
 
 
-def _cast(spec: Spec) -> Spec:
+def cast_spec(spec: Spec) -> Spec:
+    """What a carried tensor is in a bfloat16 checkpoint: float matrices are cast, everything else stays."""
     return Spec(torch.bfloat16, spec.shape) if spec.dtype in FLOATS else spec
 
 
 def _config(checkpoint: Checkpoint, assignments: Sequence[Assignment], *, cast: bool) -> dict[str, Any]:
     if cast:
-        return _with_dtype(checkpoint.config, "bfloat16")
+        return cast_config(checkpoint.config)
     groups: dict[tuple[object, ...], tuple[Format, list[str]]] = {}
     for assignment in assignments:
         if assignment.fmt:
@@ -206,7 +208,7 @@ def _config(checkpoint: Checkpoint, assignments: Sequence[Assignment], *, cast: 
     return checkpoint.config | {"quantization_config": block}
 
 
-def _with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """Every spelling of the dtype, nested configurations too."""
-    out = {key: _with_dtype(value, dtype) if isinstance(value, dict) else value for key, value in config.items()}
-    return out | {key: dtype for key in ("dtype", "torch_dtype") if key in config}
+def cast_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a bfloat16 checkpoint: every spelling of the dtype, nested configurations too."""
+    out = {key: cast_config(value) if isinstance(value, dict) else value for key, value in config.items()}
+    return out | {key: "bfloat16" for key in ("dtype", "torch_dtype") if key in config}

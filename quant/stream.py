@@ -4,7 +4,7 @@ Memory holds one run of the source and its codes, whatever the model's size. For
 magnitude of more than a run (per tensor, or over layers that engines fuse) read those weights once more beforehand.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from compress.architectures import fused_groups
 from compress.errors import Refused
 from compress.modules import Module
+from compress.progress import Advance
 from compress.tensor_file import TensorInfo, read_tensor
 from compress.writer import ShardWriter
 from quant.compiled import Kernel, compiled, eager, worth_compiling
@@ -23,7 +24,6 @@ from quant.plan import Assignment, QuantizePlan
 __all__ = ["copy_tensor", "run_streaming"]
 
 RUN_BYTES = 4 << 20  # of tensors carried over, held at a time
-Advance = Callable[[int], None]
 
 
 def run_streaming(

@@ -4,7 +4,7 @@ The weights do not change; what shrinks is the memory of the tokens in flight. W
 whose weights are quantized, whose block in config.json then also names the KV cache.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from compress.checkpoint import Checkpoint
 from compress.errors import RecipeError, Refused
+from compress.progress import Advance
 from compress.tensor_file import Spec
 from compress.writer import ShardPlan, ShardWriter, plan_shards
 from quant.kv.layers import Attention, attention_layers, misfit
@@ -71,7 +72,7 @@ def plan_kv_cache(checkpoint: Checkpoint, scheme: KvScheme, *, max_shard_size: i
     return KvPlan(checkpoint, scheme, layers, scales, plan_shards(outputs, max_shard_size), config)
 
 
-def write_kv_cache(plan: KvPlan, directory: Path, scales: Mapping[str, Tensor], advance: Callable[[int], None]) -> None:
+def write_kv_cache(plan: KvPlan, directory: Path, scales: Mapping[str, Tensor], advance: Advance) -> None:
     """Write the planned shards into `directory`; `advance` is told source bytes as they are done.
 
     Raises:
