@@ -36,8 +36,8 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from compress.head import read_head
 from compress.source import fetch_source
-from evals.head import read_head
 from evals.samples import SampleSet, load_samples
 from evals.score import Reading, Reference, score
 from evals.windows import encode, total_tokens

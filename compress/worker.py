@@ -22,11 +22,11 @@ from transformers.utils import logging
 from compress import errors
 from compress.device import resolve_device
 from compress.errors import CompressError
+from compress.head import load_head, read_head, save_head
 from compress.manifest import canonical_json
 from compress.progress import say, step
 from compress.request import Request, leave_error, read_rows, write_rows
 from evals.gate import Metric, next_look
-from evals.head import load_head, read_head, save_head
 from evals.samples import Sample, SampleSet
 from evals.score import Reading, Reference, Row, aa_difference, score
 from evals.tasks import TaskOptions, run_task

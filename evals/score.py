@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compress.errors import Refused
-from evals.head import Head, KvCache, final_states, read_head
+from compress.head import Head, KvCache, final_states, read_head
 from evals.windows import Encoded, Window
 
 __all__ = ["Reading", "Reference", "Row", "Scores", "aa_difference", "score"]

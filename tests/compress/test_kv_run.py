@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from compress.checkpoint import Checkpoint
+from compress.head import read_head
 from compress.inspection import show
 from compress.recipe import Stage
 from compress.stages import Place, plan_stages, run_stage
 from evals.gate import Metric, decide
-from evals.head import read_head
 from evals.samples import load_samples
 from evals.score import Reading, Reference, score
 from evals.windows import encode

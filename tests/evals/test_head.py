@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from compress.errors import Refused
-from evals.head import final_states, load_head, read_head, save_head
+from compress.head import final_states, load_head, read_head, save_head
 
 SIZES = {
     "vocab_size": 61,
@@ -64,7 +64,7 @@ def test_head_gives_the_models_logits(build, family, dtype):
 
 
 def test_a_transform_that_is_not_known_is_refused(build, monkeypatch):
-    monkeypatch.setattr("evals.head.TRANSFORMS", {})
+    monkeypatch.setattr("compress.head.TRANSFORMS", {})
     with pytest.raises(Refused, match=r"^the logits of GraniteForCausalLM do not follow from its final hidden states"):
         read_head(build("granite"))
 

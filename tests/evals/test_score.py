@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from compress.errors import Refused
-from evals.head import read_head
+from compress.head import read_head
 from evals.score import Reading, Reference, _batches, _places, aa_difference, score
 from evals.windows import encode, total_tokens
 
