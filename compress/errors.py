@@ -7,6 +7,7 @@ CompressError
  ├── GateFailed        3   the loss is shown to be above the margin
  ├── Inconclusive      4   the loss is not shown to be below the margin
  ├── Refused           5   the evidence is invalid or the two sides are not comparable
+ │    └── Diverged         training came to values that are not finite
  └── PushFailed        6   a PASS that could not be published
 
 Each message is one sentence: what is wrong, the value, the fix. The command line prints it without a traceback.
@@ -51,6 +52,10 @@ class Refused(CompressError):
     """The evidence is invalid, or source and variant are not comparable."""
 
     exit_code = 5
+
+
+class Diverged(Refused):
+    """Training came to a loss that is not finite; what was good until then is kept for a look at it."""
 
 
 class PushFailed(CompressError):

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from compress.errors import InputError
+from compress.errors import Diverged, InputError
 from compress.manifest import EVIDENCE
 from compress.tensor_file import fsync_directory
 from compress.writer import free_bytes, publish, write_json
@@ -59,7 +59,8 @@ def check_output(places: Places, source: Path, needed: int, *, overwrite: bool) 
 def staging(places: Places, key: dict[str, object]) -> Iterator[Path]:
     """The staging folder, alone: kept from an earlier run with the same key, empty otherwise.
 
-    An interrupt keeps finished stages for the next run; an error of the input or a full disk removes everything.
+    An interrupt keeps finished stages for the next run, training that diverged what is to be looked at; an error of the
+    input or a full disk removes everything.
 
     Raises:
         InputError: another run works on this output.
@@ -73,7 +74,7 @@ def staging(places: Places, key: dict[str, object]) -> Iterator[Path]:
         try:
             _prepare(places.staging, key)
             yield places.staging
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Diverged):
             _drop_partial(places.staging)
             raise
         except BaseException:
