@@ -1,7 +1,6 @@
 """Stages: each from a checkpoint directory to a checkpoint directory, planned from headers before it runs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ from compress.checkpoint import Checkpoint
 from compress.errors import RecipeError
 from compress.progress import Advance
 from compress.recipe import Stage
-from compress.tensor_file import TensorInfo, encode_header
-from compress.writer import ShardPlan, copy_side_file, write_json
-from evals.samples import SampleSet
+from compress.stage_plan import LayerRow, Place, StagePlan, planned_tensors
+from compress.writer import copy_side_file, write_json
 from quant.dequantizing import plan_dequantize, run_dequantize
 from quant.kv.layers import Attention
 from quant.kv.options import KvCache
@@ -26,51 +24,6 @@ from quant.stored import StoredModule
 from quant.stream import run_streaming
 
 __all__ = ["LayerRow", "Place", "StagePlan", "plan_stages", "run_stage"]
-
-
-@dataclass(frozen=True)
-class LayerRow:
-    """What one module becomes; `shape` of its weight, or of one token's keys and values: heads of both by dimension."""
-
-    name: str
-    shape: tuple[int, int]
-    becomes: str  # a format's name, or "16 bits"
-    reason: str  # why it is left alone, "" if it is not
-    bytes_before: int
-    bytes_after: int
-
-
-@dataclass(frozen=True)
-class StagePlan:
-    """A stage that is ready to run.
-
-    source   what it reads: a real checkpoint, or for later stages the one the stage before will write
-    result   what it will write, down to the offsets; its files do not exist yet
-    write    fills the shards into a directory; returns what was found out on the way, for run.json
-    """
-
-    name: str
-    summary: str
-    source: Checkpoint
-    result: Checkpoint
-    shards: ShardPlan
-    layers: list[LayerRow]
-    write: Callable[[Path, torch.device, Advance], dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where stages write and what they must not learn from.
-
-    directory          holds one folder per stage
-    evaluated          the sample sets that calibration must not see
-    trust_remote_code  run Python code that the checkpoint brings
-    """
-
-    directory: Path
-    max_shard_size: int
-    evaluated: Sequence[SampleSet] = ()
-    trust_remote_code: bool = False
 
 
 def plan_stages(stages: Sequence[Stage], source: Checkpoint, place: Place) -> list[StagePlan]:
@@ -142,7 +95,7 @@ def _plan_quantize(options: Quantize, source: Checkpoint, target: Path, place: P
         name="quantize",
         summary=f"quantize to {options.format} ({options.method})",
         source=source,
-        result=Checkpoint(target, plan.config, _planned_tensors(plan.shards, target)),
+        result=Checkpoint(target, plan.config, planned_tensors(plan.shards, target)),
         shards=plan.shards,
         layers=_layers(plan),
         write=calibrate if METHODS[options.method].calibrated else stream,
@@ -162,7 +115,7 @@ def _plan_dequantize(source: Checkpoint, target: Path, place: Place) -> StagePla
         name="quantize",
         summary="dequantize to bf16",
         source=source,
-        result=Checkpoint(target, plan.config, _planned_tensors(plan.shards, target)),
+        result=Checkpoint(target, plan.config, planned_tensors(plan.shards, target)),
         shards=plan.shards,
         layers=[row(module) for module in plan.stored.modules.values()],
         write=lambda directory, device, advance: run_dequantize(plan, directory, advance),
@@ -190,7 +143,7 @@ def _plan_kv_cache(options: KvCache, source: Checkpoint, target: Path, place: Pl
         name="kv_cache",
         summary=f"KV cache to {plan.scheme.label}, {plan.scheme.serving}; bytes of one token's keys and values",
         source=source,
-        result=Checkpoint(target, plan.config, _planned_tensors(plan.shards, target)),
+        result=Checkpoint(target, plan.config, planned_tensors(plan.shards, target)),
         shards=plan.shards,
         layers=[_kv_row(plan, attention) for attention in plan.layers.values()],
         write=write,
@@ -200,16 +153,6 @@ def _plan_kv_cache(options: KvCache, source: Checkpoint, target: Path, place: Pl
 def _kv_row(plan: KvPlan, attention: Attention) -> LayerRow:
     shape = (2 * attention.heads, attention.head_dim)
     return LayerRow(attention.name, shape, plan.scheme.name, "", *plan.token_bytes(attention))
-
-
-def _planned_tensors(shards: ShardPlan, directory: Path) -> dict[str, TensorInfo]:
-    tensors: dict[str, TensorInfo] = {}
-    for filename, specs in shards.files.items():
-        at = len(encode_header(specs))
-        for name, spec in specs.items():
-            tensors[name] = TensorInfo(spec, directory / filename, at)
-            at += spec.nbytes
-    return tensors
 
 
 def _layers(plan: QuantizePlan) -> list[LayerRow]:

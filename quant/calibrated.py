@@ -21,9 +21,9 @@ from compress.errors import Refused
 from compress.progress import Advance
 from compress.tensor_file import read_tensor
 from compress.walk import walk
+from compress.walk_journal import Journal
 from compress.writer import ShardWriter
 from quant.calibrated_block import quantize_block, restore_block, solve_alone
-from quant.journal import Journal
 from quant.methods import METHODS, Method
 from quant.plan import QuantizePlan
 

@@ -4,12 +4,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from compress.calibration_options import Calibration
 from compress.errors import RecipeError
 from quant.format import Format
 from quant.formats import make_format
 from quant.methods import METHODS
 
-__all__ = ["Calibration", "Override", "Quantize"]
+__all__ = ["Override", "Quantize"]
 
 STRICT = ConfigDict(frozen=True, extra="forbid")
 
@@ -45,17 +46,6 @@ class Override(FormatOptions):
     """Another format for the modules that `targets` names; `format: bf16` leaves them in 16 bits."""
 
     targets: tuple[str, ...] = Field(min_length=1)
-
-
-class Calibration(BaseModel):
-    """Which texts a calibrated method reads: `samples` sequences of `length` tokens, mixed from both sources."""
-
-    model_config = STRICT
-
-    documents: str | None = "python-docs"
-    problems: str | None = "arithmetic"
-    samples: int = Field(default=64, gt=0)
-    length: int = Field(default=512, gt=1)
 
 
 class Quantize(FormatOptions):

@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from compress.calibration_options import Calibration
 from compress.errors import RecipeError
 from quant.kv.schemes import KvScheme, make_scheme
-from quant.options import Calibration
 
 __all__ = ["KvCache"]
 
