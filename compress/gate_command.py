@@ -52,7 +52,8 @@ def gate(
     sets = load_sets(recipe)
     with tempfile.TemporaryDirectory(prefix="compress-gate.") as folder:
         work = Path(folder)
-        judgement = judge(recipe, sets, hash_side(baseline.path, "the baseline"), variant.path, work / "evaluation")
+        base = hash_side(baseline.path, "the baseline", links=True)
+        judgement = judge(recipe, sets, base, variant.path, work / "evaluation")
         record = {
             "command": shlex.join(["compress", "gate", *models, f"recipe={recipe_words[0]}", *recipe_words[1]]),
             "source": models[0],

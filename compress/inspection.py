@@ -15,10 +15,10 @@ from compress.checkpoint import Checkpoint
 from compress.modules import class_of
 from compress.preview import NUMBER, human_bytes
 from compress.progress import say
-from compress.source import fetch_source
+from compress.source import peek_source
 from compress.tensor_file import TensorInfo
 from quant.format import Format
-from quant.kv.stored import kv_scheme_of
+from quant.kv.config import kv_scheme_of
 from quant.scheme import formats_of
 
 __all__ = ["Group", "inspect", "show"]
@@ -88,7 +88,7 @@ def _weights(fmt: Format | None, tensors: dict[str, TensorInfo]) -> int:
 
 def show(model: str, *, as_json: bool) -> None:
     """Print the groups as a table, or as JSON."""
-    checkpoint = Checkpoint.open(fetch_source(model, say=say))
+    checkpoint = peek_source(model, say=say)
     groups = inspect(checkpoint)
     if as_json:
         json.dump(_record(checkpoint, groups), sys.stdout, indent=2)

@@ -90,11 +90,11 @@ class Judgement:
         remember(self.question, Kept(self.source, self.measured, self.environment), gate)
 
 
-def hash_side(directory: Path, what: str) -> Side:
-    """Hash every file of a checkpoint, with progress."""
+def hash_side(directory: Path, what: str, *, links: bool = False) -> Side:
+    """Hash every file of a checkpoint, with progress; `links` as `build_manifest` has it."""
     total = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
     with step(f"hashing {what}", total) as advance:
-        return Side(directory, build_manifest(directory, progress=advance))
+        return Side(directory, build_manifest(directory, links=links, progress=advance))
 
 
 def judge(

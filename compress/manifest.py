@@ -103,12 +103,14 @@ SENTENCES = {
 }
 
 
-def build_manifest(directory: Path, *, progress: Progress | None = None) -> Manifest:
+def build_manifest(directory: Path, *, links: bool = False, progress: Progress | None = None) -> Manifest:
     """Hash every file of `directory`; `progress` is told the bytes read since its last call.
+
+    `links` follows links to files, which the hub's cache is made of: for sources, which are only read.
 
     Raises `InputError` if there is no such directory and `Refused` for links and special files.
     """
-    entries = (_entry(directory, path, progress) for path in _files(directory))
+    entries = (_entry(directory, path, progress) for path in _files(directory, links=links))
     return Manifest(tuple(sorted(entries)))
 
 
@@ -140,13 +142,14 @@ def _entry(directory: Path, path: Path, progress: Progress | None) -> FileEntry:
     return FileEntry(path.relative_to(directory).as_posix(), path.stat().st_size, sha256_file(path, progress=progress))
 
 
-def _files(directory: Path) -> Iterator[Path]:
+def _files(directory: Path, *, links: bool = False) -> Iterator[Path]:
     """The regular files that belong to the checkpoint; what is excluded is still searched for links."""
     if not directory.is_dir():
         raise InputError(f"{directory} is not a directory")
     for root, folders, names in os.walk(directory, onerror=_unreadable):
         for path in (Path(root, name) for name in (*folders, *names)):
-            mode, name = path.lstat().st_mode, path.relative_to(directory).as_posix()
+            mode = (path.stat() if links and path.is_file() else path.lstat()).st_mode
+            name = path.relative_to(directory).as_posix()
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 kind = "a link" if stat.S_ISLNK(mode) else "a special file"
                 raise Refused(f"{name} in {directory} is {kind}; a checkpoint holds plain files only")

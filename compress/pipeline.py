@@ -24,7 +24,7 @@ from compress.progress import say, step
 from compress.recipe import Recipe
 from compress.recipe_file import load_recipe
 from compress.report import headline, result_table
-from compress.source import check_usable, fetch_source
+from compress.source import check_usable, fetch_source, peek_source
 from compress.stages import Place, StagePlan, plan_stages, run_stage
 from compress.staging import Places, check_output, settle, staging
 from compress.waivers import exit_code
@@ -57,11 +57,11 @@ def run(
         CompressError: what cannot be done, before or while it is done.
     """
     started = time.monotonic()
-    job = _plan(name, overrides, overwrite=overwrite)
+    job = _plan(name, overrides, overwrite=overwrite, weights=not dry_run)
     if dry_run:
         show_preview(job.recipe, job.source, job.plans, job.sets)
         return 0
-    baseline = hash_side(job.source.path, "the source")
+    baseline = hash_side(job.source.path, "the source", links=True)
     with staging(job.places, _key(job, baseline.manifest.digest)) as folder:
         stages = [_run_stage(plan, job.recipe) for plan in job.plans]
         variant = job.plans[-1].result.path
@@ -83,7 +83,7 @@ def run(
     return code
 
 
-def _plan(name: str, overrides: Sequence[str], *, overwrite: bool) -> Job:
+def _plan(name: str, overrides: Sequence[str], *, overwrite: bool, weights: bool) -> Job:
     """Everything that can be refused before the work, refused."""
     recipe = load_recipe(name, overrides)
     resolve_device(recipe.device)
@@ -93,7 +93,8 @@ def _plan(name: str, overrides: Sequence[str], *, overwrite: bool) -> Job:
 
         check_login(recipe.push)
     places = Places(recipe.output)
-    source = Checkpoint.open(fetch_source(recipe.model, recipe.revision, say))
+    wanted = (recipe.model, recipe.revision, say)
+    source = Checkpoint.open(fetch_source(*wanted)) if weights else peek_source(*wanted)
     check_usable(source, trust_remote_code=recipe.trust_remote_code)
     sets = load_sets(recipe)
     place = Place(places.staging, recipe.max_shard_size, sets, recipe.trust_remote_code)

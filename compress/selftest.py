@@ -39,7 +39,7 @@ def selftest(name: str, overrides: Sequence[str]) -> int:
     source = Checkpoint.open(fetch_source(recipe.model, recipe.revision, say))
     check_usable(source, trust_remote_code=recipe.trust_remote_code)
     sets = load_sets(recipe)
-    baseline = hash_side(source.path, "the source")
+    baseline = hash_side(source.path, "the source", links=True)
     table = Table("variant", "must be", "is", header_style="bold")
     passed = True
     for label, expected, damage in CASES:

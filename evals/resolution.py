@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import multinomial, norm
+from scipy.special import gammaln, ndtr, ndtri, xlogy
 
 from evals.look import fewest
 from evals.metric import Metric
@@ -73,17 +73,19 @@ def accuracy_inconclusive(n: int, *, sd: float, margin: float, alpha: float) -> 
     lost, gained = (grid.ravel() for grid in np.meshgrid(counts, counts))
     possible = lost + gained <= n
     lost, gained = lost[possible], gained[possible]
-    chance = multinomial.pmf(np.stack([lost, gained, n - lost - gained], -1), n, [flips / 2, flips / 2, 1 - flips])
-    decided = np.abs(tango_score(lost, gained, n, margin)) > norm.isf(alpha)
+    kept = n - lost - gained
+    orders = gammaln(n + 1) - gammaln(lost + 1) - gammaln(gained + 1) - gammaln(kept + 1)
+    chance = np.exp(orders + xlogy(lost + gained, flips / 2) + xlogy(kept, 1 - flips))
+    decided = np.abs(tango_score(lost, gained, n, margin)) > -ndtri(alpha)
     return float(1 - chance[decided].sum())
 
 
 def ratio_inconclusive(n: int, *, sd: float, margin: float, alpha: float) -> float:
     """Chance that n samples of equal weight decide nothing about a lossless variant whose loss has this spread."""
-    reach, z = margin * math.sqrt(n) / sd, float(norm.isf(alpha))
-    return float(1 - norm.cdf(reach - z) - norm.cdf(-reach - z))
+    reach, z = margin * math.sqrt(n) / sd, float(-ndtri(alpha))
+    return float(1 - ndtr(reach - z) - ndtr(-reach - z))
 
 
 def detectable_loss(n: int, *, sd: float, alpha: float) -> float:
     """Smallest margin that n samples of a lossless variant pass with probability POWER, normal approximation."""
-    return float(norm.isf(alpha) + norm.ppf(POWER)) * sd / math.sqrt(n)
+    return float(-ndtri(alpha) + ndtri(POWER)) * sd / math.sqrt(n)

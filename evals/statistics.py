@@ -21,9 +21,7 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
-from scipy.stats import beta, norm
-from scipy.stats import t as student
+from scipy.special import betaincinv, ndtri, stdtrit
 
 __all__ = [
     "POWER",
@@ -73,7 +71,9 @@ def accuracy_bounds(lost: int, gained: int, n: int, *, alpha: float) -> Bounds:
     """Tango's bounds of the accuracy lost, in [-1, 1], from the discordant pairs among `n` pairs."""
     if n < 1 or lost < 0 or gained < 0 or lost + gained > n:
         raise ValueError(f"{lost} lost and {gained} gained are no counts of {n} pairs")
-    z, estimate, edge = norm.isf(alpha), (lost - gained) / n, 1e-12
+    from scipy.optimize import brentq  # takes longer to import than everything else here
+
+    z, estimate, edge = -ndtri(alpha), (lost - gained) / n, 1e-12
 
     def crossing(target: float, low: float, high: float) -> float:
         return float(brentq(lambda d: float(tango_score(lost, gained, n, d)) - target, low, high, xtol=1e-13))
@@ -96,13 +96,13 @@ def ratio_bounds(delta: ArrayLike, weight: ArrayLike, *, alpha: float) -> Bounds
     ratio = float(change.sum()) / total
     residual = change - ratio * size
     se = math.sqrt(k / (k - 1) * float(residual @ residual)) / total
-    reach = float(student.isf(alpha, k - 1)) * se
+    reach = float(-stdtrit(k - 1, alpha)) * se
     return Bounds(ratio, ratio - reach, ratio + reach, se)
 
 
 def accuracy_floor(right: int, n: int, *, alpha: float) -> float:
     """Exact (Clopper-Pearson) one-sided lower bound of an accuracy of which `right` of `n` answers are right."""
-    return float(beta.ppf(alpha, right, n - right + 1)) if right else 0.0
+    return float(betaincinv(right, n - right + 1, alpha)) if right else 0.0
 
 
 def spend(alpha: float, looks: Sequence[int]) -> tuple[float, ...]:
@@ -135,6 +135,6 @@ def _needed(variance: float, distance: float, alpha: float) -> int | None:
     """The n at which (z_alpha + z_power) sqrt(variance / n) = |distance|; `variance` is that of one sample."""
     if distance == 0:
         return None
-    reach = float(norm.isf(alpha) + norm.ppf(POWER)) / distance
+    reach = float(-ndtri(alpha) + ndtri(POWER)) / distance
     wanted = variance * reach * reach
     return max(1, math.ceil(wanted)) if math.isfinite(wanted) else None

@@ -1,5 +1,6 @@
 """Tiny models with a real tokenizer, built once per test session; nothing is downloaded."""
 
+import os
 import shutil
 import string
 from collections.abc import Callable
@@ -63,6 +64,13 @@ def build_tiny(kind: str, directory: Path, *, dtype: torch.dtype = torch.bfloat1
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     tiny_tokenizer().save_pretrained(directory)
     return directory
+
+
+def pytest_configure() -> None:
+    """Tests run side by side, one to a core, so none of them and no process they start takes all cores."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.environ["OMP_NUM_THREADS"] = "1"
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -14,11 +14,11 @@ from torch import Tensor
 from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError, InputError, Refused
 from quant.kv.cache import KvEmulation, Scales
+from quant.kv.config import scale_names, scale_problem
 from quant.kv.layers import Attention, attention_layers
 from quant.kv.plan import KvPlan
 from quant.kv.schemes import KvScheme
 from quant.kv.statistics import LayerStatistics, SideStatistics
-from quant.kv.stored import scale_names, scale_problem
 from quant.loader import load_model
 
 __all__ = ["find_scales", "observe_texts", "static_scales"]

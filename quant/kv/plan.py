@@ -17,9 +17,9 @@ from compress.errors import RecipeError, Refused
 from compress.progress import Advance
 from compress.tensor_file import Spec
 from compress.writer import ShardPlan, ShardWriter, plan_shards
+from quant.kv.config import config_with_scheme, scale_names, scale_problem
 from quant.kv.layers import Attention, attention_layers, misfit
 from quant.kv.schemes import KvScheme
-from quant.kv.stored import config_with_scheme, scale_names, scale_problem
 from quant.stream import copy_tensor
 
 __all__ = ["KvPlan", "plan_kv_cache", "write_kv_cache"]

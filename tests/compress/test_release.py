@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -141,3 +142,26 @@ def test_push_from_the_command_line(released):
     denied = compress("push", "out/fp8", "repo=org/denied", cwd=folder, **settings | {"HF_TOKEN": "hf_wrong"})
     assert denied.returncode == 6
     assert "org/denied was not pushed: 401" in denied.stderr and "hf_wrong" not in denied.stderr
+
+
+def test_a_model_on_the_hub_is_a_source(released, tmp_path):
+    """Planned from headers alone, then run from the hub's cache, which is made of links."""
+    _, server, settings, _, _ = released
+    server.create("org/base", private=False, **model_files(released))
+    home = settings | {"HF_HOME": str(tmp_path / "hf")}
+    words = ("run", "recipe=int8.yaml", "model=org/base", *SMALL)
+    planned = compress(*words, "--dry-run", cwd=tmp_path, **home)
+    assert planned.returncode == 0, planned.stderr
+    assert "mlp.down_proj" in planned.stdout and not list((tmp_path / "hf").rglob("*.safetensors"))
+    inspected = compress("inspect", "org/base", "--json", cwd=tmp_path, **home)
+    assert json.loads(inspected.stdout)["model_type"] == "llama"
+    done = compress(*words, "--json", cwd=tmp_path, **home)
+    assert done.returncode == 0, done.stderr
+    assert any(path.is_symlink() for path in (tmp_path / "hf").rglob("*.safetensors"))
+    assert not [path for path in (tmp_path / "out/int8").rglob("*") if path.is_symlink()]
+
+
+def model_files(released):
+    """The source of the released run, file by file."""
+    source = next(word for word in released[3] if word.startswith("model=")).removeprefix("model=")
+    return {path.name: path.read_bytes() for path in Path(source).iterdir()}

@@ -14,10 +14,10 @@ from compress.errors import CheckpointError, InputError, RecipeError, Refused
 from compress.writer import write_json
 from quant.formats import make_format
 from quant.kv.calibrate import find_scales, observe_texts
+from quant.kv.config import EMULATED, kv_scheme_of
 from quant.kv.options import KvCache
 from quant.kv.plan import plan_kv_cache, write_kv_cache
 from quant.kv.schemes import make_scheme
-from quant.kv.stored import EMULATED, kv_scheme_of
 from quant.loader import load_model
 
 TEXTS = ["The quick brown fox jumps over the lazy dog.", "0123456789 " * 4, "Another text, which is also read."]
