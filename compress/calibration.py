@@ -8,6 +8,7 @@ evaluated too is refused.
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,18 @@ from torch import Tensor
 from compress.errors import InputError, Refused
 from evals.samples import Sample, SampleSet, load_samples
 
-__all__ = ["calibration_texts", "calibration_tokens"]
+__all__ = ["Text", "calibration_texts", "calibration_tokens", "training_texts"]
 
 PROBLEMS = 256  # of a generator, which has no end
+TRAINING_PROBLEMS = 4096  # the same, to learn from
+
+
+@dataclass(frozen=True)
+class Text:
+    """`given` is only read, `learnt` is what training learns; of a chat the answer, of anything else the whole."""
+
+    given: str
+    learnt: str
 
 
 def calibration_tokens(
@@ -69,42 +79,64 @@ def calibration_texts(
         InputError: no source at all, or an unknown one.
         Refused: a text that is also evaluated.
     """
-    samples = [sample for found in evaluated for sample in found.samples]
-    seen = {_digest(sample) for sample in samples}
-    kinds: list[list[str]] = []
+    kinds: list[list[Text]] = []
     if documents:
-        read = {paragraph for sample in samples for paragraph in _paragraphs(f"{sample.context}\n\n{sample.target}")}
-        found = load_samples("calibration", kind="documents", source=documents).samples
-        kinds.append([sample.target for sample in found if read.isdisjoint(_paragraphs(sample.target))])
+        kinds.append(_documents(documents, evaluated))
     if problems:
-        kinds += _problems(problems, seen, tokenizer)
-    texts = list(_in_turn(kinds))
+        kinds += _problems(problems, PROBLEMS, evaluated, tokenizer)
+    texts = [text.given + text.learnt for text in _in_turn(kinds)]
     if not texts:
         raise InputError("no calibration text is left: name documents or problems that the evaluation does not use up")
     return texts
 
 
-def _problems(source: str, seen: set[str], tokenizer: Any) -> list[list[str]]:
+def training_texts(
+    documents: Sequence[str], problems: Sequence[str], evaluated: Sequence[SampleSet], tokenizer: Any
+) -> dict[str, list[Text]]:
+    """The texts to learn from, by source, in an order that nobody can steer.
+
+    Raises:
+        InputError: an unknown source.
+        Refused: a text that is also evaluated.
+    """
+    found = {source: _documents(source, evaluated) for source in documents}
+    for source in problems:
+        found[source] = list(_in_turn(_problems(source, TRAINING_PROBLEMS, evaluated, tokenizer)))
+    return found
+
+
+def _documents(source: str, evaluated: Sequence[SampleSet]) -> list[Text]:
+    samples = [sample for found in evaluated for sample in found.samples]
+    read = {paragraph for sample in samples for paragraph in _paragraphs(f"{sample.context}\n\n{sample.target}")}
+    found = load_samples("calibration", kind="documents", source=source).samples
+    return [Text("", sample.target) for sample in found if read.isdisjoint(_paragraphs(sample.target))]
+
+
+def _problems(source: str, most: int, evaluated: Sequence[SampleSet], tokenizer: Any) -> list[list[Text]]:
     generated = source == "arithmetic"
     options = {"split": "calibration"} if generated else {}
-    count = PROBLEMS if generated else None
+    count = most if generated else None
     found = load_samples("calibration", kind="problems", source=source, count=count, options=options).samples
+    seen = {_digest(sample) for other in evaluated for sample in other.samples}
     both = [sample for sample in found if _digest(sample) in seen]
     if both:
         raise Refused(
             f"{len(both)} calibration problems of {source!r} are evaluated too, first {both[0].id!r}: separate them"
         )
-    plain = [sample.context + sample.target for sample in found]
+    plain = [Text("", sample.context + sample.target) for sample in found]
     if tokenizer is None or not tokenizer.chat_template:
         return [plain]
     half = len(found) // 2
     return [plain[:half], [_chat(sample, tokenizer) for sample in found[half:]]]
 
 
-def _chat(sample: Sample, tokenizer: Any) -> str:
+def _chat(sample: Sample, tokenizer: Any) -> Text:
     question = sample.context.removeprefix("Question: ").removesuffix("\nAnswer:")
     turns = [{"role": "user", "content": question}, {"role": "assistant", "content": sample.target.strip()}]
-    return str(tokenizer.apply_chat_template(turns, tokenize=False))
+    whole = str(tokenizer.apply_chat_template(turns, tokenize=False))
+    given = str(tokenizer.apply_chat_template(turns[:1], tokenize=False, add_generation_prompt=True))
+    # A template that rewrites earlier turns (some drop the reasoning) has no such prefix: then all of it is learnt.
+    return Text(given, whole.removeprefix(given)) if whole.startswith(given) else Text("", whole)
 
 
 def _digest(sample: Sample) -> str:
@@ -116,7 +148,7 @@ def _paragraphs(text: str) -> set[str]:
     return {" ".join(paragraph.split()) for paragraph in text.split("\n\n")} - {""}
 
 
-def _in_turn(kinds: Sequence[Sequence[str]]) -> Iterator[str]:
+def _in_turn(kinds: Sequence[Sequence[Text]]) -> Iterator[Text]:
     for i in range(max(map(len, kinds), default=0)):
         for kind in kinds:
             if i < len(kind):

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from compress.push_options import PushOptions
+from distill.options import Distill
 from evals.options import MEASURES, Evals, Gate
 from quant.kv.options import KvCache
 from quant.options import Quantize
@@ -36,6 +37,7 @@ class Stage(BaseModel):
 
     quantize: Quantize | None = None
     kv_cache: KvCache | None = None
+    distill: Distill | None = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> "Stage":

@@ -53,12 +53,14 @@ class Place:
     directory          holds one folder per stage
     evaluated          the sample sets that calibration must not see
     trust_remote_code  run Python code that the checkpoint brings
+    origin             what the first stage reads
     """
 
     directory: Path
     max_shard_size: int
     evaluated: Sequence[SampleSet] = ()
     trust_remote_code: bool = False
+    origin: Checkpoint | None = None
 
 
 def planned_tensors(shards: ShardPlan, directory: Path) -> dict[str, TensorInfo]:

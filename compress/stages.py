@@ -1,6 +1,7 @@
 """Stages: each from a checkpoint directory to a checkpoint directory, planned from headers before it runs."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from compress.checkpoint import Checkpoint
 from compress.errors import RecipeError
 from compress.progress import Advance
 from compress.recipe import Stage
+from compress.stage_distill import plan_distill
 from compress.stage_plan import LayerRow, Place, StagePlan, planned_tensors
 from compress.writer import copy_side_file, write_json
 from quant.dequantizing import plan_dequantize, run_dequantize
@@ -33,6 +35,7 @@ def plan_stages(stages: Sequence[Stage], source: Checkpoint, place: Place) -> li
         InputError: what any stage refuses.
     """
     plans: list[StagePlan] = []
+    place = replace(place, origin=source)
     for i, stage in enumerate(stages):
         plan = PLANNERS[stage.name]
         plans.append(plan(getattr(stage, stage.name), source, place.directory / f"{i}-{stage.name}", place))
@@ -168,4 +171,5 @@ def _layers(plan: QuantizePlan) -> list[LayerRow]:
 PLANNERS: Mapping[str, Callable[[Any, Checkpoint, Path, Place], StagePlan]] = {
     "quantize": _plan_quantize,
     "kv_cache": _plan_kv_cache,
+    "distill": plan_distill,
 }

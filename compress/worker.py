@@ -5,7 +5,6 @@ process that made the files, so what is measured is what ships. An error of the 
 the parent to raise; anything else is a crash with a traceback.
 """
 
-import hashlib
 import json
 import resource
 import sys
@@ -23,9 +22,9 @@ from compress import errors
 from compress.device import resolve_device
 from compress.errors import CompressError
 from compress.head import load_head, read_head, save_head
-from compress.manifest import canonical_json
 from compress.progress import say, step
 from compress.request import Request, leave_error, read_rows, write_rows
+from compress.tokenizer import tokenizer_parts
 from evals.gate import Metric, next_look
 from evals.samples import Sample, SampleSet
 from evals.score import Reading, Reference, Row, aa_difference, score
@@ -34,9 +33,6 @@ from evals.windows import Encoded, encode, total_tokens
 from quant.loader import load_model
 
 __all__ = ["main"]
-
-# Cases where tokenizers of one vocabulary differ: case, accents, digits, spaces, line breaks, code, emoji.
-SAMPLE_TEXT = "The  Café's 1,234.50 totals:\n\tdef f(x): return x**2  # naïve 漢字 🙂 </s> <|im_end|>"
 
 
 def main(path: str) -> int:
@@ -84,17 +80,6 @@ def _measure(request: Request, output: Path) -> None:
         "seconds": round(time.monotonic() - start, 2),
     }
     (output / "result.json").write_text(json.dumps(found), encoding="utf-8")
-
-
-def tokenizer_parts(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """What two tokenizers must have in common, each as a hash."""
-    parts = {
-        "vocabulary": tokenizer.get_vocab(),
-        "special tokens": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
-        "encoding of a sample text": tokenizer(SAMPLE_TEXT)["input_ids"],
-        "chat template": tokenizer.chat_template,
-    }
-    return {name: hashlib.sha256(canonical_json(part)).hexdigest() for name, part in parts.items()}
 
 
 def _run_task(

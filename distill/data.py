@@ -6,6 +6,7 @@ rows held out come from the first texts and the rest of the text that fills them
 Tokens see the texts before them in their row, as the teacher does.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,11 +29,11 @@ class TokenText:
 
 @dataclass(frozen=True)
 class Source:
-    """The texts of one source and the share of the rows that they get."""
+    """The texts of one source, read as far as they are needed, and the share of the rows that they get."""
 
     name: str
     weight: float
-    texts: Sequence[TokenText]
+    texts: Iterable[TokenText]
 
 
 @dataclass(frozen=True)
@@ -60,17 +61,17 @@ class Data:
     held_out: Rows
 
 
-def pack(texts: Iterator[TokenText], length: int, rows: int | None = None) -> Rows:
-    """Fill rows with whole texts and cut what is over; at most `rows`, and no text is begun that is not needed."""
+def pack(texts: Iterator[TokenText], length: int, rows: int) -> Rows:
+    """Fill at most `rows` with whole texts and cut what is over; no text is begun that is not needed."""
     ids: list[int] = []
     learnt: list[bool] = []
-    while rows is None or len(ids) < rows * length:
+    while len(ids) < rows * length:
         text = next(texts, None)
         if text is None:
             break
         ids += text.ids
         learnt += [place >= text.given for place in range(len(text.ids))]
-    count = len(ids) // length if rows is None else min(rows, len(ids) // length)
+    count = min(rows, len(ids) // length)
     shape, end = (count, length), count * length
     return Rows(torch.tensor(ids[:end]).long().reshape(shape), torch.tensor(learnt[:end]).bool().reshape(shape))
 
@@ -86,17 +87,16 @@ def build_data(sources: Sequence[Source], *, length: int, held_out: int, total: 
     for source, share in zip(sources, shares, strict=True):
         texts = iter(source.texts)
         apart.append(_some(source, pack(texts, length, max(1, round(share * held_out)))))
-        train.append(_some(source, pack(texts, length)))
+        train.append(_some(source, pack(texts, length, math.ceil(share * total) + 1)))
     order = mixed_order([len(rows.ids) for rows in train], shares, total, seed)
     return Data(_joined(train), order, _joined(apart))
 
 
 def _some(source: Source, rows: Rows) -> Rows:
     if not rows.tokens:
-        tokens = sum(len(text.ids) for text in source.texts)
         raise InputError(
-            f"{source.name!r} holds {tokens} tokens, too few for rows to learn from and rows held out: give more text "
-            "or a lower training.length or held_out"
+            f"{source.name!r} has too little text for rows of {rows.ids.shape[1]} tokens to learn from and others held "
+            "out: give more text or a lower training.length or held_out"
         )
     return rows
 

@@ -15,13 +15,14 @@ A sum, not a mean: what is divided by is every token of an optimizer step, over 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from compress.head import Head
+if TYPE_CHECKING:
+    from compress.head import Head  # brings the model code, which options do not need
 
 __all__ = ["DIVERGENCES", "FORWARD_KL", "Loss", "divergence", "summed_loss"]
 
@@ -65,8 +66,8 @@ def divergence(teacher: Tensor, student: Tensor, loss: Loss) -> Tensor:
 
 
 def summed_loss(
-    student: tuple[Tensor, Head],
-    teacher: tuple[Tensor, Head],
+    student: "tuple[Tensor, Head]",
+    teacher: "tuple[Tensor, Head]",
     targets: Tensor,
     *,
     loss: Loss,

@@ -33,8 +33,8 @@ class LossOptions(BaseModel):
 
 
 class Mix(BaseModel):
-    """Texts by source and their share of the tokens; of problems only the solutions are learnt in half of them, which
-    are written as chats where the model has a chat template."""
+    """Texts by source and their share of the rows. Half of the problems are chats, where the model has a chat template,
+    and of a chat only the answer is learnt."""
 
     model_config = STRICT
 

@@ -16,7 +16,7 @@ def texts(first, count, length):
 
 
 def test_texts_are_joined_and_the_rest_is_cut():
-    rows = pack(iter([TokenText([1, 2, 3], given=2), TokenText([4, 5, 6, 7])]), 3)
+    rows = pack(iter([TokenText([1, 2, 3], given=2), TokenText([4, 5, 6, 7])]), 3, 9)
     assert rows.ids.tolist() == [[1, 2, 3], [4, 5, 6]]
     assert rows.learnt.tolist() == [[False, False, True], [True, True, True]]
     assert rows.tokens == 3  # the first of a row has nothing before it
@@ -43,7 +43,7 @@ def test_rows_come_in_proportion_and_every_row_once_before_any_twice():
 
 def test_too_little_text_is_refused():
     message = re.escape(
-        "'short' holds 8 tokens, too few for rows to learn from and rows held out: give more text or a lower "
+        "'short' has too little text for rows of 8 tokens to learn from and others held out: give more text or a lower "
         "training.length or held_out"
     )
     with pytest.raises(InputError, match=message):
@@ -52,7 +52,7 @@ def test_too_little_text_is_refused():
 
 def test_a_source_with_nothing_to_learn_is_refused():
     silent = [TokenText([1, 2, 3, 4], given=4)] * 8
-    with pytest.raises(InputError, match="too few for rows to learn from"):
+    with pytest.raises(InputError, match="'silent' has too little text"):
         build_data([Source("silent", 1.0, silent)], length=4, held_out=1, total=4, seed=0)
 
 

@@ -1,0 +1,144 @@
+"""The distill stage between checkpoints: what it reads, what it writes, what it refuses."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from compress.checkpoint import Checkpoint
+from compress.errors import InputError, RecipeError, Refused
+from compress.recipe import Stage
+from compress.stage_distill import check_memory
+from compress.stage_plan import Place
+from compress.stages import plan_stages, run_stage
+from evals.samples import load_samples
+
+TRAINING = {"steps": 6, "batch": 4, "micro_batch": 2, "length": 32, "learning_rate": 0.002}
+OPTIONS = {"training": TRAINING, "held_out": 4, "evaluate_every": 3}
+
+
+def damage(source, directory, noise=0.02):
+    """A copy with noise in every matrix."""
+    shutil.copytree(source, directory)
+    generator = torch.Generator().manual_seed(5)
+    tensors = load_file(source / "model.safetensors")
+    for tensor in tensors.values():
+        if tensor.ndim > 1:
+            tensor += noise * torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+@pytest.fixture
+def student(tiny_models, tmp_path):
+    return damage(tiny_models("llama"), tmp_path / "student")
+
+
+def distil(source, folder, teacher, evaluated=(), **options):
+    stage = Stage.model_validate({"distill": {**OPTIONS, "teacher": str(teacher), **options}})
+    (plan,) = plan_stages([stage], Checkpoint.open(source), Place(folder, 10**9, evaluated))
+    return plan, run_stage(plan, torch.device("cpu"), lambda _: None)
+
+
+def logits(directory):
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    return model(torch.arange(5, 60)[None]).logits.log_softmax(-1)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3-moe"])
+def test_a_checkpoint_like_the_input_that_is_closer_to_the_teacher(tiny_models, tmp_path, kind):
+    teacher, student = tiny_models(kind), damage(tiny_models(kind), tmp_path / "student")
+    plan, report = distil(student, tmp_path / "run", teacher)
+    before, after = Checkpoint.open(student), Checkpoint.open(plan.result.path)
+    assert {name: info.spec for name, info in after.tensors.items()} == {
+        name: info.spec for name, info in before.tensors.items()
+    }
+    assert after.config == before.config and (plan.result.path / "tokenizer.json").exists()
+    changed = [name for name in after.tensors if not torch.equal(after.read(name), before.read(name))]
+    assert len(changed) > 0.5 * len(after.tensors)
+    wanted = logits(teacher)
+    kl = [(wanted.exp() * (wanted - logits(path))).sum(-1).mean().item() for path in (student, plan.result.path)]
+    assert kl[1] < 0.9 * kl[0]
+    assert [entry["step"] for entry in report["curve"]] == [0, 3, 6] and report["best"]["step"] == 6
+    assert "loss" not in report["curve"][0] and report["curve"][2]["loss"] < report["curve"][1]["loss"]
+    assert report["tokens"] <= 6 * 4 * 31 and not list((tmp_path / "run").glob("*.journal"))
+
+
+def test_training_on_what_the_teacher_writes(student, tiny_models, tmp_path):
+    _, report = distil(student, tmp_path / "run", tiny_models("llama"), data="self", sampled=12)
+    assert report["curve"][-1]["kl"] < report["curve"][0]["kl"] and report["tokens"] == 6 * 4 * 31
+
+
+def test_of_a_chat_only_the_answer_is_learnt(student, tiny_models, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(student)
+    tokenizer.chat_template = (
+        "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}"
+        "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+    )
+    tokenizer.save_pretrained(student)
+    data = {"documents": {}, "problems": {"arithmetic": 1}}
+    _, report = distil(student, tmp_path / "run", tiny_models("llama"), data=data)
+    assert 0.5 * 6 * 4 * 31 < report["tokens"] < 0.9 * 6 * 4 * 31
+
+
+def test_nothing_that_is_evaluated_is_learnt(student, tiny_models, tmp_path):
+    everything = load_samples("text", kind="documents", source="python-docs")
+    with pytest.raises(InputError, match="'python-docs' has too little text for rows of 32 tokens"):
+        distil(student, tmp_path / "run", tiny_models("llama"), [everything])
+
+
+def test_another_tokenizer_is_refused(student, tiny_models, tmp_path):
+    other = shutil.copytree(tiny_models("llama"), tmp_path / "other")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    message = "student and teacher differ in encoding of a sample text, vocabulary: their ids do not compare"
+    with pytest.raises(Refused, match=re.escape(message)):
+        distil(student, tmp_path / "run", other)
+
+
+def test_learning_from_oneself_is_refused(tiny_models, tmp_path):
+    with pytest.raises(RecipeError, match="the student is the teacher itself: put distill after prune"):
+        distil(tiny_models("llama"), tmp_path, "source")
+
+
+def test_a_quantized_student_is_refused(tiny_models, tmp_path):
+    stages = [{"quantize": {"format": "fp8"}}, {"distill": OPTIONS}]
+    with pytest.raises(RecipeError, match="distill trains 16-bit weights, so it stands before quantize"):
+        plan_stages(
+            [Stage.model_validate(stage) for stage in stages],
+            Checkpoint.open(tiny_models("llama")),
+            Place(tmp_path, 10**9),
+        )
+
+
+def test_what_does_not_fit_into_memory_is_refused(tiny_models, monkeypatch):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"total": 10**6}))
+    checkpoint = Checkpoint.open(tiny_models("llama"))
+    with pytest.raises(InputError, match=r"takes 0 GB before activations, 0 GB are here: use a smaller teacher"):
+        check_memory(checkpoint, checkpoint)
+
+
+def test_a_run_from_recipe_to_report(student, tiny_models, tmp_path):
+    recipe = {
+        "model": str(student),
+        "output": "out/distilled",
+        "device": "cpu",
+        "stages": [{"distill": {**OPTIONS, "teacher": str(tiny_models("llama"))}}],
+        "evals": {"documents": {"text": {"source": "python-docs", "count": 20, "max_tokens": 24}}},
+        "gate": {"aa_samples": 2, "metrics": {"text": {"kind": "log_perplexity", "max_increase": "50%"}}},
+    }
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    command = [sys.executable, "-m", "compress", "run", "recipe=recipe.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "step 6 of 6: loss " in done.stderr and "tokens/s" in done.stderr
+    run = json.loads((tmp_path / "out/distilled/evidence/run.json").read_text())
+    assert [entry["step"] for entry in run["stages"][0]["report"]["curve"]] == [0, 3, 6]
