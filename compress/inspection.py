@@ -8,12 +8,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from compress.amounts import format_bytes
 from compress.checkpoint import Checkpoint
 from compress.modules import class_of
-from compress.preview import NUMBER, human_bytes
+from compress.preview import NUMBER
 from compress.progress import say
 from compress.source import peek_source
 from compress.tensor_file import TensorInfo
@@ -97,7 +99,7 @@ def show(model: str, *, as_json: bool) -> None:
     console = Console()
     console.print(_table(groups))
     weights, total = sum(group.weights for group in groups), sum(group.nbytes for group in groups)
-    console.print(f"{weights / 1e6:,.1f} M weights, {human_bytes(total)}, {8 * total / weights:.2f} bits per weight")
+    console.print(f"{weights / 1e6:,.1f} M weights, {format_bytes(total)}, {8 * total / weights:.2f} bits per weight")
     scheme = kv_scheme_of(checkpoint.config)
     console.print(f"KV cache: {f'{scheme.label}, {scheme.serving}' if scheme else '16 bits'}", markup=False)
 
@@ -113,12 +115,13 @@ def _record(checkpoint: Checkpoint, groups: Iterable[Group]) -> dict[str, Any]:
 
 
 def _table(groups: Iterable[Group]) -> Table:
-    table = Table(header_style="bold")
-    for heading in ("modules", "format"):
-        table.add_column(heading)
-    for heading in ("weights", "bits/weight", "bytes"):
-        table.add_column(heading, justify="right")
+    table = Table(header_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("modules", "", "format"):
+        table.add_column(heading, no_wrap=True, overflow="fold")
+    for heading in ("weights", "bits", "bytes"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for group in groups:
-        name = f"{group.pattern} ×{group.count}" if group.count > 1 else group.pattern
-        table.add_row(name, group.format, f"{group.weights:,}", f"{group.bits:.2f}", human_bytes(group.nbytes))
+        count = f"×{group.count}" if group.count > 1 else ""
+        cells = (f"{group.weights / 1e6:,.2f} M", f"{group.bits:.2f}", format_bytes(group.nbytes))
+        table.add_row(group.pattern, count, group.format, *cells)
     return table

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from compress import __version__
+from compress.amounts import format_bytes
 from compress.checkpoint import Checkpoint
 from compress.device import resolve_device
 from compress.evaluation import check_tasks, load_sets
@@ -19,7 +20,7 @@ from compress.evidence import write_evidence
 from compress.judgement import Judgement, hash_side, judge
 from compress.manifest import EVIDENCE
 from compress.outlets import check_outlets, show_elsewhere
-from compress.preview import group_layers, human_bytes, show_preview
+from compress.preview import group_layers, show_preview
 from compress.progress import say, step
 from compress.recipe import Recipe
 from compress.recipe_file import load_recipe
@@ -162,7 +163,7 @@ def show_result(
     console = Console(highlight=False)
     console.print(result_table(found))
     before, after = record["bytes_before"], record["bytes_after"]
-    console.print(f"weights {human_bytes(before)} → {human_bytes(after)}, {before / after:.2f} times smaller")
+    console.print(f"weights {format_bytes(before)} → {format_bytes(after)}, {before / after:.2f} times smaller")
     console.print(headline(found), markup=False, soft_wrap=True)
     console.print(f"{target}  (evidence in {target / EVIDENCE})", markup=False, soft_wrap=True)
     if pushed:

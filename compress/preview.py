@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from compress.amounts import format_loss
+from compress.amounts import format_bytes, format_loss
 from compress.checkpoint import Checkpoint
 from compress.evaluation import metrics_of
 from compress.recipe import Recipe
@@ -19,7 +20,7 @@ from compress.writer import free_bytes
 from evals.resolution import resolve
 from evals.samples import SampleSet
 
-__all__ = ["LayerGroup", "group_layers", "group_table", "human_bytes", "show_preview"]
+__all__ = ["LayerGroup", "group_layers", "group_table", "show_preview"]
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 WORKING_SET = 3  # largest tensors held at a time, an upper bound
@@ -59,28 +60,26 @@ def group_layers(rows: Iterable[LayerRow]) -> list[LayerGroup]:
     ]
 
 
-def human_bytes(count: float) -> str:
-    """Decimal units, as disks and model cards use."""
-    for unit in ("B", "kB", "MB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.2f} GB"
-
-
 def group_table(title: str, groups: Sequence[LayerGroup]) -> Table:
     """What every layer group becomes."""
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for heading in ("modules", "shape", "becomes"):
-        table.add_column(heading)
+    table = _narrow(title)
+    for heading in ("modules", "", "shape"):
+        table.add_column(heading, no_wrap=True, overflow="fold")
+    table.add_column("becomes")
     for heading in ("before", "after"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for group in groups:
-        name = f"{group.pattern} ×{group.count}" if group.count > 1 else group.pattern
         becomes = Text(group.becomes) if not group.reason else Text(f"{group.becomes}: {group.reason}", style="dim")
-        before, after = human_bytes(group.bytes_before), human_bytes(group.bytes_after)
-        table.add_row(name, f"{group.shape[0]}×{group.shape[1]}", becomes, before, after)
+        before, after = format_bytes(group.bytes_before), format_bytes(group.bytes_after)
+        count = f"×{group.count}" if group.count > 1 else ""
+        table.add_row(group.pattern, count, f"{group.shape[0]}×{group.shape[1]}", becomes, before, after)
     return table
+
+
+def _narrow(title: str) -> Table:
+    return Table(
+        title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )
 
 
 def show_preview(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan], sets: Sequence[SampleSet]) -> None:
@@ -105,20 +104,20 @@ def _sizes(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan]) -> Gr
     width = {"float32": 4}.get(recipe.evals.engine.dtype, 2)
     ratio = source.nbytes / final.shards.nbytes
     lines = [
-        f"weights   {human_bytes(source.nbytes)} → {human_bytes(final.shards.nbytes)}, {ratio:.2f} times smaller, "
-        f"{len(final.shards.files)} file(s) of at most {human_bytes(recipe.max_shard_size)}",
-        f"disk      {human_bytes(needed)} while running, {human_bytes(free)} free",
-        f"memory    stages {human_bytes(WORKING_SET * largest)}; evaluation about "
-        f"{human_bytes(elements * width * EVAL_OVERHEAD)} in {recipe.evals.engine.dtype}",
+        f"weights   {format_bytes(source.nbytes)} → {format_bytes(final.shards.nbytes)}, {ratio:.2f} times smaller, "
+        f"{len(final.shards.files)} file(s) of at most {format_bytes(recipe.max_shard_size)}",
+        f"disk      {format_bytes(needed)} while running, {format_bytes(free)} free",
+        f"memory    stages {format_bytes(WORKING_SET * largest)}; evaluation about "
+        f"{format_bytes(elements * width * EVAL_OVERHEAD)} in {recipe.evals.engine.dtype}",
     ]
     return Group(*(Text(line) for line in lines))
 
 
 def _resolution(recipe: Recipe, sets: Sequence[SampleSet]) -> Table:
     """Per metric, what so many samples can tell apart."""
-    table = Table(title="what the gate can resolve", title_justify="left", header_style="bold")
+    table = _narrow("what the gate can resolve")
     for heading in ("metric", "samples", "fewest", "margin", "assumed damage", "detectable", "inconclusive"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for metric in metrics_of(recipe):
         n = metric.plan(0)[-1]
         fewest, rows = resolve(metric, n, alpha=recipe.gate.alpha)

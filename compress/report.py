@@ -66,14 +66,15 @@ def claim(gate: Mapping[str, Any]) -> str:
 
 
 def result_table(gate: Mapping[str, Any]) -> Table:
-    """The metrics of gate.json for a terminal of 100 columns; verdicts are words and colours."""
+    """The metrics of gate.json for a terminal of 88 columns; bounds and margin are in the unit of the loss."""
     table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
     for name in COLUMNS:
         words = name in ("metric", "verdict")
         table.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=name == "verdict")
     for metric in gate["metrics"]:
-        *cells, verdict = metric_cells(metric)
-        table.add_row(*map(Text, cells), Text(verdict, style=STYLES[verdict]))
+        *cells, bounds, margin, verdict = metric_cells(metric)
+        short = (bounds.replace(" to ", ".."), margin.partition(" ")[0].removesuffix("%"))
+        table.add_row(*map(Text, (*cells, *short)), Text(verdict, style=STYLES[verdict]))
     if any(not metric["required"] for metric in gate["metrics"]):
         table.caption, table.caption_justify = f"{OPTIONAL} not required: can warn, cannot block", "left"
     return table
