@@ -117,7 +117,7 @@ def _record(checkpoint: Checkpoint, groups: Iterable[Group]) -> dict[str, Any]:
 def _table(groups: Iterable[Group]) -> Table:
     table = Table(header_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in ("modules", "", "format"):
-        table.add_column(heading, no_wrap=True, overflow="fold")
+        table.add_column(heading, no_wrap=heading != "modules", overflow="fold")
     for heading in ("weights", "bits", "bytes"):
         table.add_column(heading, justify="right", no_wrap=True)
     for group in groups:

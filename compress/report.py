@@ -66,7 +66,7 @@ def claim(gate: Mapping[str, Any]) -> str:
 
 
 def result_table(gate: Mapping[str, Any]) -> Table:
-    """The metrics of gate.json for a terminal of 88 columns; bounds and margin are in the unit of the loss."""
+    """The metrics of gate.json for a terminal of 90 columns; bounds and margin are in the unit of the loss."""
     table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
     for name in COLUMNS:
         words = name in ("metric", "verdict")
