@@ -15,9 +15,10 @@ from markupsafe import Markup
 
 from compress.amounts import format_bytes, format_loss, format_score
 from compress.kv_report import sections
-from compress.pictures import Interval, forest, ratios, scatter
+from compress.pictures import Interval, forest, learning, ratios, scatter, steps
 from compress.report import COLUMNS, claim, headline, metric_cells
 from compress.sample_view import Sides, View, views, worst
+from compress.stage_report import added_losses, curves, stage_sections
 
 __all__ = ["PageInput", "intervals", "render", "report_html"]
 
@@ -60,7 +61,8 @@ def report_html(gate: Mapping[str, Any], run: Mapping[str, Any], found: PageInpu
         metrics=[metric_cells(metric) for metric in gate["metrics"]],
         forest=Markup(forest(intervals(gate))),
         data=[_data(name, sides, gate, found.texts.get(name, {})) for name, sides in found.rows.items()],
-        sections=sections(run),
+        sections=[*stage_sections(run), *sections(run)],
+        pictures=_pictures(run),
         sizes=_sizes(run),
         stages=[_stage(stage) for stage in run["stages"]],
         environment=_environment(found.environment),
@@ -136,6 +138,20 @@ def _shown(view: View, texts: Mapping[str, str]) -> dict[str, Any]:
 
 def _cut(text: str) -> str:
     return text if len(text) <= EXCERPT else f"{text[:EXCERPT]}…"
+
+
+def _pictures(run: Mapping[str, Any]) -> dict[str, Markup]:
+    """Beside which section of what the stages did."""
+    found = {f"Training: {name}": Markup(learning(curve, name=name)) for name, curve in curves(run).items()}
+    waterfall = run.get("waterfall")
+    if waterfall:
+        margins = {metric["id"]: metric["margin"] for metric in waterfall[0]["metrics"]}
+        added = {
+            name: [None if loss is None else loss / margins[name] for loss in losses]
+            for name, losses in added_losses(waterfall).items()
+        }
+        found["Loss by stage"] = Markup(steps(added, [stage["stage"] for stage in waterfall]))
+    return found
 
 
 def _sizes(run: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -1,4 +1,4 @@
-"""The pictures of the report as inline SVG: loss against margin, samples, documents, layers, size against loss.
+"""The pictures of the report as inline SVG: loss against margin and by stage, samples, documents, training, size.
 
 matplotlib draws in stand-in colours that become CSS variables, so that one picture suits light, dark and print, and
 text stays text. Every picture has a title and a description for those who cannot see it; the numbers are also in a
@@ -8,7 +8,7 @@ table beside it. No picture decides anything.
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape
@@ -17,7 +17,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-__all__ = ["Interval", "Point", "forest", "pareto", "ratios", "scatter"]
+__all__ = ["Interval", "Point", "forest", "learning", "pareto", "ratios", "scatter", "steps"]
 
 # Stand-in colour of each role, and the variable of the style sheet it becomes.
 INK, MUTED, LINE, ACCENT, BAD, GOOD = "#010101", "#020202", "#030303", "#040404", "#050505", "#060606"
@@ -135,6 +135,46 @@ def pareto(points: Sequence[Point]) -> str:
 
     text = "; ".join(f"{p.name}: {p.size / 1e6:.1f} MB, {p.loss:.2f} margins, {p.verdict}" for p in points)
     return _svg("pareto", "Size against loss", text, draw, 3.4)
+
+
+def learning(curve: Sequence[Mapping[str, float]], *, name: str) -> str:
+    """Loss and held-out KL of a training run by step, in nats per token."""
+    best = min(curve, key=lambda entry: entry["kl"])
+
+    def draw(axes: Axes) -> None:
+        trained = [entry for entry in curve if "loss" in entry]
+        axes.plot([e["step"] for e in trained], [e["loss"] for e in trained], color=MUTED, label="loss")
+        axes.plot([e["step"] for e in curve], [e["kl"] for e in curve], "o-", color=ACCENT, label="held-out KL")
+        axes.plot(best["step"], best["kl"], "o", color=GOOD, markersize=9, label="kept")
+        axes.set(xlabel="step", ylabel="nats per token", ylim=(0, None))
+        axes.legend(frameon=False)
+
+    text = f"Held-out KL from {curve[0]['kl']:.4f} to {best['kl']:.4f} at step {best['step']:.0f}, which was kept."
+    return _svg(f"learning-{name}", "Loss and held-out KL by step", text, draw, 2.8)
+
+
+def steps(added: Mapping[str, Sequence[float | None]], stages: Sequence[str]) -> str:
+    """A waterfall for each metric, in margins: what each stage added to the loss, from what was lost before it."""
+    names = [_short(stage) for stage in stages]
+
+    def draw(axes: Axes) -> None:
+        axes.axhline(1, color=BAD, linewidth=1.5, linestyle="--")
+        axes.axhline(0, color=LINE, linewidth=1)
+        width = 0.8 / len(added)
+        for place, values in enumerate(added.values()):
+            so_far = 0.0
+            for stage, value in enumerate(values):
+                if value is None:
+                    break
+                color = BAD if value > 0 else GOOD
+                axes.bar(stage + (place + 0.5) * width - 0.4, value, width * 0.9, so_far, color=color)
+                so_far += value
+        axes.set_xticks(range(len(names)), names)
+        axes.set_ylabel("loss, in margins")
+
+    words = [f"{name} {', '.join('–' if v is None else f'{v:+.2f}' for v in values)}" for name, values in added.items()]
+    text = f"Stages {', '.join(stages)}; added by each, in margins: {'; '.join(words)}."
+    return _svg("steps", "Loss added by each stage", text, draw, 3.0)
 
 
 def _interval(axes: Axes, place: int, interval: Interval) -> None:

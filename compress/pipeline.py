@@ -26,9 +26,10 @@ from compress.recipe import Recipe
 from compress.recipe_file import load_recipe
 from compress.report import headline, result_table
 from compress.source import check_usable, fetch_source, peek_source
-from compress.stages import Place, StagePlan, plan_stages, run_stage
+from compress.stages import Place, StagePlan, plan_stages, read_report, run_stage
 from compress.staging import Places, check_output, settle, staging
 from compress.waivers import exit_code
+from compress.waterfall import waterfall
 from evals.samples import SampleSet
 
 if TYPE_CHECKING:
@@ -68,6 +69,9 @@ def run(
         variant = job.plans[-1].result.path
         judgement = judge(job.recipe, job.sets, baseline, variant, folder / "evaluation")
         record = _record(job, stages, judgement, time.monotonic() - started)
+        if job.recipe.gate.stages:
+            work = folder / "evaluation"
+            record["waterfall"] = waterfall(job.recipe, job.sets, baseline, job.plans, judgement, work)
         found = write_evidence(variant, judgement.evidence(job.recipe, record))
         judgement.write_down(found)
         code = exit_code(found, accept_waivers=accept_waivers)
@@ -125,6 +129,7 @@ def _run_stage(plan: StagePlan, recipe: Recipe) -> dict[str, Any]:
     report = {}
     if plan.result.path.is_dir():
         say(f"{plan.summary}: done by an earlier run, continuing from there")
+        report = read_report(plan)
     else:
         with step(plan.summary, plan.source.nbytes) as advance:
             report = run_stage(plan, resolve_device(recipe.device), advance)

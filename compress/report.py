@@ -7,6 +7,7 @@ Both are made from plain data, gate.json and run.json, so that a stored run can 
                                  (pattern, count, shape, becomes, reason "" if quantized, bytes_before, bytes_after)
     bytes_before, bytes_after    weights of the source and of the variant
     seconds, peak_bytes          of the whole run; peak_bytes may be null
+    stages[].report, waterfall   as `compress.stage_report` describes them
     kv_cache, recall             where there are any, as `compress.kv_report` describes them
 """
 
@@ -19,6 +20,7 @@ from rich.text import Text
 
 from compress.amounts import format_bounds, format_bytes, format_loss, format_score
 from compress.kv_report import Section, sections
+from compress.stage_report import stage_sections
 
 __all__ = [
     "COLUMNS",
@@ -92,7 +94,7 @@ def report_markdown(gate: Mapping[str, Any], run: Mapping[str, Any]) -> str:
         _table(COLUMNS, [metric_cells(metric) for metric in gate["metrics"]]),
         _list(f"- {markdown_text(metric['id'])}: {markdown_text(metric['reason'])}" for metric in gate["metrics"]),
         _details(gate),
-        *[part for section in sections(run) for part in _long_range(section)],
+        *[part for section in [*stage_sections(run), *sections(run)] for part in _long_range(section)],
         "## Size and cost",
         _sizes(run),
         *[part for stage in run["stages"] for part in _stage(stage)],

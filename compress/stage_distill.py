@@ -109,11 +109,14 @@ def learn(
         Refused: the teacher has another tokenizer, a model cannot be trained so, or the loss is no number.
         InputError: too little text.
     """
+    from transformers.utils import logging
+
     from compress.tokenizer import tokenizer_parts
     from distill.loop import Stop, train
     from distill.state import read_best
     from quant.loader import load_model
 
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model, tokenizer = student
     folder, device, advance = where
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16

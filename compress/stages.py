@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from compress.calibration import calibration_texts, calibration_tokens
-from compress.checkpoint import Checkpoint
+from compress.checkpoint import Checkpoint, read_json
 from compress.errors import RecipeError
 from compress.progress import Advance
 from compress.recipe import Stage
@@ -25,7 +25,7 @@ from quant.plan import Choice, QuantizePlan, plan_quantize, stored_specs
 from quant.stored import StoredModule
 from quant.stream import run_streaming
 
-__all__ = ["LayerRow", "Place", "StagePlan", "plan_stages", "run_stage"]
+__all__ = ["LayerRow", "Place", "StagePlan", "plan_stages", "read_report", "run_stage"]
 
 
 def plan_stages(stages: Sequence[Stage], source: Checkpoint, place: Place) -> list[StagePlan]:
@@ -58,8 +58,18 @@ def run_stage(plan: StagePlan, device: torch.device, advance: Advance) -> dict[s
     write_json(partial / "config.json", plan.result.config)
     for file in plan.source.side_files:
         copy_side_file(plan.source.path / file, partial / file)
+    write_json(_report_file(plan), report)
     partial.rename(target)
     return report
+
+
+def read_report(plan: StagePlan) -> dict[str, Any]:
+    """What `run_stage` returned when an earlier run did the stage."""
+    return read_json(_report_file(plan))
+
+
+def _report_file(plan: StagePlan) -> Path:
+    return plan.result.path.with_name(f"{plan.result.path.name}.report.json")
 
 
 def _plan_quantize(options: Quantize, source: Checkpoint, target: Path, place: Place) -> StagePlan:

@@ -221,6 +221,7 @@ class Gate(BaseModel):
     alpha: float = Field(default=0.05, gt=0, lt=0.5)
     aa_samples: int = Field(default=8, ge=0)
     allow_identical: bool = False
+    stages: bool = Field(default=False, description="measure what every stage lost, for the report")
     metrics: dict[str, MetricOptions] = Field(min_length=1)
     waivers: tuple[Waiver, ...] = ()
 

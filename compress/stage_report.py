@@ -1,0 +1,69 @@
+"""What a report says about training and about which stage lost what, as tables of words; pictures are drawn beside it.
+
+run.json then holds
+
+    stages[].report.curve   of a distill stage: step, kl (held out, nats per token), loss (mean since the entry before)
+    waterfall               where each stage was judged: stage, and metrics: id, kind, loss, margin; losses from the
+                            source up to and with that stage, null where nothing was computed
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from compress.amounts import format_loss
+from compress.kv_report import DASH, Section
+
+__all__ = ["added_losses", "curves", "stage_sections"]
+
+Stages = Sequence[Mapping[str, Any]]
+
+
+def curves(run: Mapping[str, Any]) -> dict[str, Sequence[Mapping[str, float]]]:
+    """The curve of every stage that was trained, by the stage's summary."""
+    reports = {stage["summary"]: stage.get("report", {}) for stage in run["stages"]}
+    return {summary: report["curve"] for summary, report in reports.items() if report.get("curve")}
+
+
+def stage_sections(run: Mapping[str, Any]) -> list[Section]:
+    """The parts of a report, none where run.json has nothing of the kind."""
+    found = [_waterfall(run["waterfall"])] if run.get("waterfall") else []
+    return found + [_curve(summary, curve) for summary, curve in curves(run).items()]
+
+
+def added_losses(waterfall: Stages) -> dict[str, list[float | None]]:
+    """Metric -> what each stage added to its loss; None where a loss is missing on either side of the stage."""
+    found: dict[str, list[float | None]] = {}
+    for place, metric in enumerate(waterfall[0]["metrics"]):
+        losses = [0.0, *(stage["metrics"][place]["loss"] for stage in waterfall)]
+        found[metric["id"]] = [None if None in step else step[1] - step[0] for step in pairwise(losses)]
+    return found
+
+
+def _waterfall(waterfall: Stages) -> Section:
+    added = added_losses(waterfall)
+    header = (
+        "stage",
+        *(f"{metric['id']}: {what}" for metric in waterfall[0]["metrics"] for what in ("added", "so far")),
+    )
+    rows = []
+    for place, stage in enumerate(waterfall):
+        cells = [stage["stage"]]
+        for metric in stage["metrics"]:
+            cells += [format_loss(metric["kind"], value) for value in (added[metric["id"]][place], metric["loss"])]
+        rows.append(tuple(cells))
+    text = "Every stage's output was measured on the same samples. A loss below zero is one that the stage won back."
+    return Section("Loss by stage", text, header, rows)
+
+
+def _curve(summary: str, curve: Sequence[Mapping[str, float]]) -> Section:
+    best = min(curve, key=lambda entry: entry["kl"])
+    text = (
+        f"Held-out KL, nats per token, went from {curve[0]['kl']:.4f} to {best['kl']:.4f} at step {best['step']:.0f}, "
+        "the state that was kept. The loss is the mean since the row before."
+    )
+    rows: list[tuple[str, ...]] = [
+        (f"{entry['step']:.0f}", f"{entry['loss']:.4f}" if "loss" in entry else DASH, f"{entry['kl']:.4f}")
+        for entry in curve
+    ]
+    return Section(f"Training: {summary}", text, ("step", "loss", "held-out KL"), rows)
