@@ -6,7 +6,6 @@ the parent to raise; anything else is a crash with a traceback.
 """
 
 import json
-import resource
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from compress import errors
 from compress.device import resolve_device
 from compress.errors import CompressError
 from compress.head import load_head, read_head, save_head
+from compress.memory import peak_resident_bytes
 from compress.progress import say, step
 from compress.request import Request, leave_error, read_rows, write_rows
 from compress.tokenizer import tokenizer_parts
@@ -76,7 +76,7 @@ def _measure(request: Request, output: Path) -> None:
         "formats": dict(loaded.formats),
         "kv_cache": loaded.kv.record() if loaded.kv and request.sets else None,
         "aa": differences,
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_bytes": peak_resident_bytes(),
         "seconds": round(time.monotonic() - start, 2),
     }
     (output / "result.json").write_text(json.dumps(found), encoding="utf-8")

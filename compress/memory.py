@@ -1,0 +1,23 @@
+"""The most memory this process has held.
+
+On Linux getrusage's figure is inherited from the process that started this one, so the kernel's own mark is read.
+"""
+
+import re
+import resource
+import sys
+from pathlib import Path
+
+__all__ = ["peak_resident_bytes"]
+
+STATUS = Path("/proc/self/status")
+
+
+def peak_resident_bytes() -> int:
+    """Largest resident set so far, in bytes."""
+    if STATUS.exists():
+        found = re.search(r"VmHWM:\s+(\d+) kB", STATUS.read_text(encoding="ascii", errors="replace"))
+        if found:
+            return int(found[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
