@@ -98,12 +98,12 @@ def gate(
 
 
 @app.command()
-def selftest(words: Words) -> None:
+def selftest(words: Words, as_json: Json = False) -> None:
     """Prove the gate on the recipe's model: itself must PASS, a damaged copy FAIL, a copy with NaN be REFUSED."""
     from compress import selftest as module
 
     recipe, overrides = _recipe_words(words)
-    raise typer.Exit(module.selftest(recipe, overrides))
+    raise typer.Exit(module.selftest(recipe, overrides, as_json=as_json))
 
 
 @app.command()
@@ -195,6 +195,25 @@ def plan(
         print(json.dumps(planner.as_json(report), indent=2))
     else:
         planner.print_plan(report, Console(highlight=False))
+
+
+@app.command()
+def bench(
+    words: Annotated[
+        list[str],
+        Argument(metavar="DIR|url=URL [key=value ...]", help="a checkpoint with baseline=DIR, or a server with model="),
+    ],
+    as_json: Json = False,
+) -> None:
+    """Measure prefill and decode of a checkpoint here, or of an OpenAI-compatible server, source against variant.
+
+    \b
+    compress bench out/fp8 baseline=demo prompt=512 output=64
+    compress bench url=http://localhost:8000 model=out/fp8 baseline_url=http://localhost:8001 baseline_model=ORG/NAME
+    """
+    from compress import bench as module
+
+    raise typer.Exit(module.show(words, as_json=as_json))
 
 
 @app.command()

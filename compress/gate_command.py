@@ -12,6 +12,7 @@ from compress.device import resolve_device
 from compress.errors import InputError
 from compress.evaluation import load_sets
 from compress.evidence import write_evidence
+from compress.fit import check_fit, fit_record
 from compress.judgement import hash_side, judge
 from compress.manifest import EVIDENCE
 from compress.outlets import check_outlets, show_elsewhere
@@ -48,6 +49,7 @@ def gate(
     baseline, variant = (Checkpoint.open(fetch_source(model, say=say)) for model in models)
     for side in (baseline, variant):
         check_usable(side, trust_remote_code=recipe.trust_remote_code)
+    check_fit(recipe.fit, variant)
     target = _evidence_place(models[1], overwrite=overwrite)
     sets = load_sets(recipe)
     with tempfile.TemporaryDirectory(prefix="compress-gate.") as folder:
@@ -62,6 +64,7 @@ def gate(
             "bytes_before": baseline.nbytes,
             "bytes_after": variant.nbytes,
             "seconds": round(time.monotonic() - started, 2),
+            **fit_record(recipe.fit, baseline, variant),
             **judgement.costs(),
         }
         found = write_evidence(work, judgement.evidence(recipe, record))

@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from compress.amounts import format_bytes, format_loss, format_score
+from compress.fit import fit_lines
 from compress.kv_report import sections
 from compress.pictures import Interval, forest, learning, ratios, scatter, steps
 from compress.report import COLUMNS, claim, headline, metric_cells
@@ -161,7 +162,7 @@ def _sizes(run: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     for what, key, write in MEASURED:
         if key in run:
             rows.append((what, write(run[key]["source"]), write(run[key]["variant"])))
-    return rows
+    return [*rows, *fit_lines(run)]
 
 
 def _environment(found: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ from compress.checkpoint import Checkpoint
 from compress.device import resolve_device
 from compress.evaluation import check_tasks, load_sets
 from compress.evidence import write_evidence
+from compress.fit import check_fit, fit_lines, fit_record
 from compress.judgement import Judgement, hash_side, judge
 from compress.manifest import EVIDENCE
 from compress.outlets import check_outlets, show_elsewhere
@@ -104,6 +105,7 @@ def _plan(name: str, overrides: Sequence[str], *, overwrite: bool, weights: bool
     sets = load_sets(recipe)
     place = Place(places.staging, recipe.max_shard_size, sets, recipe.trust_remote_code)
     plans = plan_stages(recipe.stages, source, place)
+    check_fit(recipe.fit, plans[-1].result)
     check_output(places, source.path, sum(plan.shards.nbytes for plan in plans), overwrite=overwrite)
     check_tasks(recipe)
     command = shlex.join(["compress", "run", f"recipe={name}", *overrides])
@@ -152,6 +154,7 @@ def _record(job: Job, stages: list[dict[str, Any]], judgement: Judgement, second
         "bytes_before": job.source.nbytes,
         "bytes_after": job.plans[-1].shards.nbytes,
         "seconds": round(seconds, 2),
+        **fit_record(job.recipe.fit, job.source, job.plans[-1].result),
         **judgement.costs(),
     }
 
@@ -169,6 +172,8 @@ def show_result(
     console.print(result_table(found))
     before, after = record["bytes_before"], record["bytes_after"]
     console.print(f"weights {format_bytes(before)} → {format_bytes(after)}, {before / after:.2f} times smaller")
+    for where, _, variant in fit_lines(record):
+        console.print(f"{where}: {variant}", markup=False, soft_wrap=True)
     console.print(headline(found), markup=False, soft_wrap=True)
     console.print(f"{target}  (evidence in {target / EVIDENCE})", markup=False, soft_wrap=True)
     if pushed:

@@ -14,6 +14,7 @@ from rich.text import Text
 from compress.amounts import format_bytes, format_loss
 from compress.checkpoint import Checkpoint
 from compress.evaluation import metrics_of
+from compress.fit import fit_lines, fit_record
 from compress.recipe import Recipe
 from compress.stages import LayerRow, StagePlan
 from compress.writer import free_bytes
@@ -110,6 +111,8 @@ def _sizes(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan]) -> Gr
         f"memory    stages {format_bytes(WORKING_SET * largest)}; evaluation about "
         f"{format_bytes(elements * width * EVAL_OVERHEAD)} in {recipe.evals.engine.dtype}",
     ]
+    for where, _, variant in fit_lines(fit_record(recipe.fit, source, final.result)):
+        lines.append(f"fit       {where}: {variant}")
     return Group(*(Text(line) for line in lines))
 
 

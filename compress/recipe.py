@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from compress.fit import Fit
 from compress.push_options import PushOptions
 from distill.options import Distill
 from evals.options import MEASURES, Evals, Gate
@@ -68,6 +69,7 @@ class Recipe(BaseModel):
     stages: tuple[Stage, ...] = Field(min_length=1)
     evals: Evals
     gate: Gate
+    fit: Fit | None = None
     push: PushOptions | None = None
 
     @model_validator(mode="after")

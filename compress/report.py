@@ -9,6 +9,7 @@ Both are made from plain data, gate.json and run.json, so that a stored run can 
     seconds, peak_bytes          of the whole run; peak_bytes may be null
     stages[].report, waterfall   as `compress.stage_report` describes them
     kv_cache, recall             where there are any, as `compress.kv_report` describes them
+    fit                          where the recipe asks: its options, and of source and variant the planner's answer
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compress.amounts import format_bounds, format_bytes, format_loss, format_score
+from compress.fit import SIDES, fit_lines
 from compress.kv_report import Section, sections
 from compress.stage_report import stage_sections
 
@@ -140,6 +142,11 @@ def _sizes(run: Mapping[str, Any]) -> str:
         ("weights of the variant", f"{format_bytes(after)}, {before / after:.2f} times smaller"),
         ("time", f"{run['seconds']:.0f} s"),
         *([("peak memory", format_bytes(peak))] if peak is not None else []),
+        *(
+            (f"{side}, {where}", text)
+            for where, *texts in fit_lines(run)
+            for side, text in zip(SIDES, texts, strict=True)
+        ),
     ]
     return _table(("what", "figure"), rows)
 

@@ -4,8 +4,9 @@ Three variants of the source go through the same code as any other: the source i
 carry noise must FAIL, a copy with one NaN must be REFUSED. A gate that cannot fail is worth nothing.
 """
 
+import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -33,22 +34,31 @@ NOISE = 0.5  # of each matrix' standard deviation: far beyond any quantization
 Damage = Callable[[Tensor], Tensor]
 
 
-def selftest(name: str, overrides: Sequence[str]) -> int:
+def selftest(name: str, overrides: Sequence[str], *, as_json: bool = False) -> int:
     """Run the three cases and print them; 0 if each ends as it must, 1 otherwise."""
     recipe = load_recipe(name, [*overrides, "gate.allow_identical=true"])
     source = Checkpoint.open(fetch_source(recipe.model, recipe.revision, say))
     check_usable(source, trust_remote_code=recipe.trust_remote_code)
     sets = load_sets(recipe)
     baseline = hash_side(source.path, "the source", links=True)
-    table = Table("variant", "must be", "is", header_style="bold")
-    passed = True
+    cases = []
     for label, expected, damage in CASES:
         say(f"{label}: must be {expected}")
         found = _verdict(recipe, sets, source, baseline, damage)
-        passed = passed and found == expected
-        table.add_row(label, expected, found)
-    Console().print(table)
+        cases.append({"variant": label, "must_be": expected, "is": found})
+    passed = all(case["is"] == case["must_be"] for case in cases)
+    if as_json:
+        print(json.dumps({"passed": passed, "cases": cases}, indent=2))
+    else:
+        Console().print(_table(cases))
     return 0 if passed else 1
+
+
+def _table(cases: Sequence[Mapping[str, str]]) -> Table:
+    table = Table("variant", "must be", "is", header_style="bold")
+    for case in cases:
+        table.add_row(*case.values())
+    return table
 
 
 def _verdict(recipe: Recipe, sets: list[SampleSet], source: Checkpoint, baseline: Side, damage: Damage | None) -> str:

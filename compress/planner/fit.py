@@ -1,15 +1,18 @@
-"""Does this checkpoint, as it is written, hold so many users on that GPU? The `fit:` block of a recipe."""
+"""Does this checkpoint, as it is written, hold so many users on that GPU?"""
 
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from compress.errors import InputError
 from compress.planner.band import Band
 from compress.planner.formats import KV_FORMATS
-from compress.planner.model import load_model
+from compress.planner.model import model_of
 from compress.planner.options import Ask, nearest
 from compress.planner.plan import evaluate, setting
 from compress.planner.weights import STORED
+
+if TYPE_CHECKING:
+    from compress.checkpoint import Checkpoint
 
 __all__ = ["FitReport", "fits"]
 
@@ -34,29 +37,27 @@ class FitReport:
     sentence: str
 
 
-def fits(checkpoint_dir: Path | str, *, gpu: str, users: int, context: int, kv: str = "bf16", tp: int = 1) -> FitReport:
+def fits(checkpoint: "Checkpoint", *, gpu: str, users: int, context: int, kv: str = "bf16", tp: int = 1) -> FitReport:
     """Compare a checkpoint's own bytes with one kind of GPU.
 
     Args:
-        checkpoint_dir: a directory with config.json and safetensors.
+        checkpoint: config and headers; the files need not have been written yet.
         gpu: a name of `gpus.GPUS`.
         users, context: requests held at the same time, and tokens of each.
         kv: a name of `formats.KV_FORMATS`.
 
     Raises:
-        InputError: a name that is not known, or a checkpoint that cannot be read or planned.
+        InputError: a name that is not known, or a checkpoint that cannot be planned for.
     """
     if kv not in KV_FORMATS:
         raise nearest("KV format", kv, list(KV_FORMATS))
-    model = load_model(str(checkpoint_dir))
-    row = evaluate(setting(model, Ask(gpu, users, context, tp=tp)), STORED, KV_FORMATS[kv], tp)
+    row = evaluate(setting(model_of(checkpoint), Ask(gpu, users, context, tp=tp)), STORED, KV_FORMATS[kv], tp)
     if row is None:
-        raise InputError(f"no engine keeps the latent cache of {checkpoint_dir} as {kv}: use bf16 or fp8")
+        raise InputError(f"no engine keeps the latent cache of {checkpoint.path} as {kv}: use bf16 or fp8")
     verdict = _verdict(row.users, users)
-    sentence = (
-        f"{verdict}: {row.users.best:.0f} ({row.users.low:.0f}-{row.users.high:.0f}) users of {context} tokens "
-        f"with {kv} KV on {tp} x {gpu}, {users} asked for"
-    )
+    low, best, high = (f"{count:.0f}" for count in (row.users.low, row.users.best, row.users.high))
+    held = best if low == high else f"{best} ({low} to {high})"
+    sentence = f"{verdict}: holds {held} users of {context} tokens with {kv} KV, {users} asked for"
     return FitReport(verdict, row.weights_gpu, row.room, row.users, row.context, sentence)
 
 

@@ -82,5 +82,5 @@ def find_gpu(name: str) -> Gpu:
     wanted = name.strip().upper().replace("_", "-").replace(" ", "-")
     names = {**{key.upper(): key for key in GPUS}, **{key.rpartition("-")[0].upper(): key for key in GPUS}, **ALIASES}
     if wanted not in names:
-        raise nearest("gpu", name, list(GPUS))
+        raise nearest("gpu", name, list(GPUS), names)
     return GPUS[names[wanted]]

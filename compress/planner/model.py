@@ -7,12 +7,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compress.errors import InputError
 from compress.planner.inventory import Header, Weight, inventory, key_rows, meta_headers
 
-__all__ = ["Model", "build_model", "load_model"]
+if TYPE_CHECKING:
+    from compress.checkpoint import Checkpoint
+
+__all__ = ["Model", "build_model", "load_model", "model_of"]
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 SAME_AS = {"kimi_k2": "deepseek_v3"}  # model types that need remote code only for their name
@@ -119,11 +122,20 @@ def _from_directory(path: Path) -> Model:
     if not any(path.glob("*.safetensors")):
         return build_model(path.resolve().name, _read_json(path / "config.json"))
     from compress.checkpoint import Checkpoint  # imports torch, which a bare config need not wait for
+
+    return model_of(Checkpoint.open(path))
+
+
+def model_of(checkpoint: "Checkpoint") -> Model:
+    """A model from a checkpoint's config and headers; the files need not have been written yet.
+
+    Raises:
+        InputError: an architecture that is not known.
+    """
     from compress.tensor_file import NAMES
 
-    checkpoint = Checkpoint.open(path)
     headers = {name: (NAMES[info.dtype], info.shape, info.nbytes) for name, info in checkpoint.tensors.items()}
-    return build_model(path.resolve().name, checkpoint.config, headers)
+    return build_model(checkpoint.path.resolve().name, checkpoint.config, headers)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

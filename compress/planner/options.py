@@ -12,7 +12,7 @@ from typing import Any
 
 from compress.errors import InputError
 
-__all__ = ["Ask", "nearest", "parse_options"]
+__all__ = ["Ask", "nearest", "parse_options", "parse_seconds"]
 
 COUNTS = {"": 1, "k": 1024, "m": 1024**2}
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -53,9 +53,10 @@ class Ask:
     batched: int | None = None
 
 
-def nearest(what: str, value: str, known: Sequence[str]) -> InputError:
-    """The error for a name that is not known, with the nearest one that is."""
-    folded = {name.lower(): name for name in known}
+def nearest(what: str, value: str, known: Sequence[str], aliases: Mapping[str, str] | None = None) -> InputError:
+    """The error for a name that is not known, with the nearest one that is, maybe by one of its aliases."""
+    named = {**(aliases or {}), **{name: name for name in known}}
+    folded = {key.lower(): name for key, name in named.items()}
     near = difflib.get_close_matches(value.lower(), folded, n=1)
     hint = f"did you mean {folded[near[0]]!r}?" if near else f"use one of {', '.join(known)}"
     return InputError(f"{what} {value!r} is not known: {hint}")
@@ -87,7 +88,12 @@ def _count(key: str, value: str) -> int:
     return number
 
 
-def _seconds(key: str, value: str) -> float:
+def parse_seconds(key: str, value: str) -> float:
+    """Seconds of a time with a unit, as 150ms.
+
+    Raises:
+        InputError: no number above 0, or no unit.
+    """
     found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(us|ms|s)", value.strip().lower())
     seconds = float(found[1]) * SECONDS[found[2]] if found else 0.0
     if not seconds > 0:
@@ -123,8 +129,8 @@ READERS: dict[str, Callable[[str, str], Any]] = {
     "tp": _count,
     "formats": _names,
     "kv": _names,
-    "ttft": _seconds,
-    "tpot": _seconds,
+    "ttft": parse_seconds,
+    "tpot": parse_seconds,
     "output": _count,
     "log": _text,
     "engine": _text,

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
+from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError, InputError
 from compress.planner import as_json, draw, fits, print_plan, run_plan
 from compress.planner.band import Band
@@ -200,27 +201,27 @@ def test_a_directory_is_measured_by_its_headers(checkpoint: Path) -> None:
 
 
 def test_fits_uses_the_bytes_that_are_there(checkpoint: Path) -> None:
-    report = fits(checkpoint, gpu="L4-24GB", users=8, context=4096)
+    report = fits(Checkpoint.open(checkpoint), gpu="L4-24GB", users=8, context=4096)
     assert report.verdict == "fits"
     assert report.weights == Band.exactly(2 * (128 + 32) * 64 + 128 * 64 + 2 * 128)
-    assert report.sentence.startswith("fits: ")
-    assert report.sentence.endswith("users of 4096 tokens with bf16 KV on 1 x L4-24GB, 8 asked for")
+    assert report.sentence.startswith("fits: holds ")
+    assert report.sentence.endswith("users of 4096 tokens with bf16 KV, 8 asked for")
 
 
 def test_too_many_users_do_not_fit(checkpoint: Path) -> None:
-    assert fits(checkpoint, gpu="L4-24GB", users=10**9, context=4096).verdict == "does not fit"
+    assert fits(Checkpoint.open(checkpoint), gpu="L4-24GB", users=10**9, context=4096).verdict == "does not fit"
 
 
 def test_users_between_the_bounds_are_uncertain(checkpoint: Path) -> None:
-    held = fits(checkpoint, gpu="L4-24GB", users=1, context=4096).held
+    held = fits(Checkpoint.open(checkpoint), gpu="L4-24GB", users=1, context=4096).held
     assert held.low < held.high
-    assert fits(checkpoint, gpu="L4-24GB", users=int(held.high), context=4096).verdict == "uncertain"
-    assert fits(checkpoint, gpu="L4-24GB", users=int(held.low), context=4096).verdict == "fits"
+    assert fits(Checkpoint.open(checkpoint), gpu="L4-24GB", users=int(held.high), context=4096).verdict == "uncertain"
+    assert fits(Checkpoint.open(checkpoint), gpu="L4-24GB", users=int(held.low), context=4096).verdict == "fits"
 
 
 def test_fits_names_a_misspelt_cache(checkpoint: Path) -> None:
     with pytest.raises(InputError, match=r"^KV format 'pf8' is not known: did you mean 'fp8'\?"):
-        fits(checkpoint, gpu="L4-24GB", users=1, context=128, kv="pf8")
+        fits(Checkpoint.open(checkpoint), gpu="L4-24GB", users=1, context=128, kv="pf8")
 
 
 def test_a_config_stands_for_its_directory(checkpoint: Path) -> None:
