@@ -20,7 +20,7 @@ from evals.serving import DEFINITIONS, Ratio, Round, compare, summarize
 __all__ = ["bench", "show"]
 
 DASH = "–"
-FIGURES = {"ttft": ("TTFT ms", 1000), "tpot": ("TPOT ms", 1000), "e2e": ("end to end ms", 1000)}
+FIGURES = {"ttft": ("TTFT ms", 1000), "tpot": ("TPOT ms", 1000), "e2e": ("end to\nend s", 1)}
 RATIOS = {"ttft": "TTFT", "tpot": "TPOT", "tokens_per_second": "tokens/s"}
 NOTES = {
     "loader": "loader: dequantized weights, emulated rounding, as the gate measures; no measure of the format's speed",
@@ -90,12 +90,12 @@ def _result(
 def _table(sides: Mapping[str, Mapping[str, Any]]) -> Table:
     table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     local = any("path" in side for side in sides.values())
-    table.add_column("side", overflow="fold")
-    for heading in (*(("memory",) if local else ()), "requests", *(name for name, _ in FIGURES.values()), "tokens/s"):
-        table.add_column(heading, justify="right", overflow="fold")
+    table.add_column("side", no_wrap=True)
+    for heading in (*(("memory",) if local else ()), "n", *(name for name, _ in FIGURES.values()), "tokens/s"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for name, side in sides.items():
         memory = (format_bytes(side["bytes_in_memory"]),) if local else ()
-        requests = f"{side['requests']}" + (f", {side['failed']} failed" if side["failed"] else "")
+        requests = f"{side['requests']}" + (f"\n{side['failed']} failed" if side["failed"] else "")
         figures = [_spread(side[key], unit) for key, (_, unit) in FIGURES.items()]
         table.add_row(name, *memory, requests, *figures, f"{side['tokens_per_second']:.1f}")
     return table
@@ -106,8 +106,13 @@ def _spread(found: Mapping[str, float | None] | None, unit: float) -> str:
     if found is None:
         return DASH
     middle, lowest, highest = (unit * float(found[key] or 0.0) for key in ("p50", "lowest", "highest"))
-    high = [f"{name} {unit * value:.1f}" for name in ("p90", "p99") if (value := found[name]) is not None]
-    return f"{middle:.1f}\n{', '.join(high) if high else f'{lowest:.1f}-{highest:.1f}'}"
+    high = [f"{name} {_short(unit * value)}" for name in ("p90", "p99") if (value := found[name]) is not None]
+    return f"{_short(middle)}\n{' '.join(high) or f'{_short(lowest)}-{_short(highest)}'}"
+
+
+def _short(value: float) -> str:
+    """Three digits, or all of a larger whole number."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _lines(found: Mapping[str, Any]) -> list[str]:
@@ -118,7 +123,9 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
     for name, side in found["sides"].items():
         if "goodput" in side:
             lines.append(f"{name}: {side['goodput']:.2f} requests/s met every target")
-    lines.append("median of requests, below it p90 and p99 or the range; TPOT = (last - first token) / (tokens - 1)")
+    lines.append(
+        "n requests: their median, below it p90 and p99 or the range; TPOT = (last - first token) / (tokens - 1)"
+    )
     return lines + [NOTES[path] for path in dict.fromkeys(s["path"] for s in found["sides"].values() if "path" in s)]
 
 

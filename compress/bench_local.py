@@ -62,7 +62,7 @@ def measure_local(options: Local) -> Measured:
     device = resolve_device(options.device)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     sides = _sides(options)
-    models = {side.name: _load(side, device, options.trust_remote_code) for side in sides}
+    models = {side.name: _load(side, device, options) for side in sides}
     vocabulary = min(int(model.config.get_text_config(decoder=True).vocab_size) for model in models.values())
     prompt = random_prompt(vocabulary, batch=options.batch, tokens=options.prompt)
     for model in models.values():
@@ -105,18 +105,19 @@ def _paths(checkpoint: Checkpoint, wanted: str | None) -> list[str]:
     return [TRANSFORMERS, LOADER] if checkpoint.config.get("quantization_config") else [TRANSFORMERS]
 
 
-def _load(side: Side, device: torch.device, trust_remote_code: bool) -> PreTrainedModel:
+def _load(side: Side, device: torch.device, options: Local) -> PreTrainedModel:
+    """The model in evaluation mode."""
     say(f"loading {side.checkpoint.path} ({side.path})")
-    return LOADERS[side.path](side.checkpoint, device, trust_remote_code)  # both in evaluation mode
+    return LOADERS[side.path](side.checkpoint, device, options)
 
 
-def _with_transformers(checkpoint: Checkpoint, device: torch.device, trust_remote_code: bool) -> PreTrainedModel:
+def _with_transformers(checkpoint: Checkpoint, device: torch.device, options: Local) -> PreTrainedModel:
     try:
         model = AutoModelForCausalLM.from_pretrained(
             checkpoint.path,
-            dtype=_dtype(checkpoint),
+            dtype=_dtype(checkpoint, options),
             device_map={"": device},
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=options.trust_remote_code,
             local_files_only=True,
         )
     except (ValueError, RuntimeError, ImportError, KeyError) as error:
@@ -125,22 +126,21 @@ def _with_transformers(checkpoint: Checkpoint, device: torch.device, trust_remot
     return model
 
 
-def _with_loader(checkpoint: Checkpoint, device: torch.device, trust_remote_code: bool) -> PreTrainedModel:
-    return load_model(
-        checkpoint.path, dtype=_dtype(checkpoint), device=device, trust_remote_code=trust_remote_code
-    ).model
+def _with_loader(checkpoint: Checkpoint, device: torch.device, options: Local) -> PreTrainedModel:
+    dtype = _dtype(checkpoint, options)
+    return load_model(checkpoint.path, dtype=dtype, device=device, trust_remote_code=options.trust_remote_code).model
 
 
-LOADERS: dict[str, Callable[[Checkpoint, torch.device, bool], PreTrainedModel]] = {
+LOADERS: dict[str, Callable[[Checkpoint, torch.device, Local], PreTrainedModel]] = {
     TRANSFORMERS: _with_transformers,
     LOADER: _with_loader,
 }
 
 
-def _dtype(checkpoint: Checkpoint) -> torch.dtype:
-    """The type the checkpoint computes in by its own word, bfloat16 where it has none."""
-    name = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "bfloat16"
-    return getattr(torch, str(name))  # type: ignore[no-any-return]
+def _dtype(checkpoint: Checkpoint, options: Local) -> torch.dtype:
+    """The type the checkpoint computes in by its own word, bfloat16 where it has none, unless one is asked for."""
+    own = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "bfloat16"
+    return getattr(torch, str(own) if options.dtype == "auto" else options.dtype)  # type: ignore[no-any-return]
 
 
 def _check_length(model: PreTrainedModel, options: Local) -> None:

@@ -44,6 +44,7 @@ Address = Annotated[str, AfterValidator(_address)]
 class Local(BaseModel):
     """A measurement on this machine; sizes in tokens.
 
+    dtype  of the arithmetic; "auto": the one each checkpoint names
     path   "transformers": its own loading, which computes in the format where it can; "loader": ours, which computes
            with dequantized weights and rounds as an engine would, and is no measure of a format's speed; None: both
            where they differ and work
@@ -58,6 +59,7 @@ class Local(BaseModel):
     batch: Count = 1
     rounds: Count = 5
     device: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     path: Literal["transformers", "loader"] | None = None
     trust_remote_code: bool = False
 
