@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["format_bounds", "format_bytes", "format_loss", "format_score", "perplexity"]
+__all__ = ["format_bounds", "format_bytes", "format_change", "format_loss", "format_score", "perplexity"]
 
 DASH = "–"
 
@@ -71,3 +71,11 @@ def format_bytes(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.2f} GB"
+
+
+def format_change(before: float, after: float) -> str:
+    """What a size became: `163.2 MB, 1.65 times smaller`."""
+    ratio = before / after
+    if f"{ratio:.2f}" == "1.00":
+        return f"{format_bytes(after)}, as before"
+    return f"{format_bytes(after)}, " + (f"{ratio:.2f} times smaller" if ratio > 1 else f"{1 / ratio:.2f} times larger")

@@ -14,7 +14,7 @@ from typing import Any
 from compress.amounts import format_loss, format_score
 from evals.recall import depth_of
 
-__all__ = ["Section", "long_range", "sections"]
+__all__ = ["Section", "long_range", "sections", "token_bytes"]
 
 Rows = Sequence[Mapping[str, Any]]
 SIDES = ("keys", "values")
@@ -62,6 +62,16 @@ def sections(run: Mapping[str, Any]) -> list[Section]:
     if run.get("recall"):
         found.append(_recall(run["recall"]))
     return found
+
+
+def token_bytes(run: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Bytes of one token's keys and values over all layers, in 16 bits and as stored; None without a kv_cache stage."""
+    layers = [layer for stage in run["stages"] if stage["name"] == "kv_cache" for layer in stage["layers"]]
+    return (
+        (sum(layer["bytes_before"] for layer in layers), sum(layer["bytes_after"] for layer in layers))
+        if layers
+        else None
+    )
 
 
 def _kv_cache(kv_cache: Mapping[str, Any]) -> Section:

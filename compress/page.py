@@ -13,9 +13,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from compress.amounts import format_bytes, format_loss, format_score
+from compress.amounts import format_bytes, format_change, format_loss, format_score
 from compress.fit import fit_lines
-from compress.kv_report import sections
+from compress.kv_report import sections, token_bytes
 from compress.pictures import Interval, forest, learning, ratios, scatter, steps
 from compress.report import COLUMNS, claim, headline, metric_cells
 from compress.sample_view import Sides, View, views, worst
@@ -158,7 +158,9 @@ def _pictures(run: Mapping[str, Any]) -> dict[str, Markup]:
 def _sizes(run: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """What changed between source and variant: figure, before, after."""
     before, after = run["bytes_before"], run["bytes_after"]
-    rows = [("weights", format_bytes(before), f"{format_bytes(after)} ({before / after:.2f} times smaller)")]
+    rows = [("weights", format_bytes(before), format_change(before, after))]
+    if kv := token_bytes(run):
+        rows.append(("KV cache of a token", format_bytes(kv[0]), format_change(*kv)))
     for what, key, write in MEASURED:
         if key in run:
             rows.append((what, write(run[key]["source"]), write(run[key]["variant"])))

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from compress import __version__
-from compress.amounts import format_bytes
+from compress.amounts import format_bytes, format_change
 from compress.checkpoint import Checkpoint
 from compress.device import resolve_device
 from compress.evaluation import check_tasks, load_sets
 from compress.evidence import write_evidence
 from compress.fit import check_fit, fit_lines, fit_record
 from compress.judgement import Judgement, hash_side, judge
+from compress.kv_report import token_bytes
 from compress.manifest import EVIDENCE
 from compress.outlets import check_outlets, show_elsewhere
 from compress.preview import group_layers, show_preview
@@ -171,7 +172,9 @@ def show_result(
     console = Console(highlight=False)
     console.print(result_table(found))
     before, after = record["bytes_before"], record["bytes_after"]
-    console.print(f"weights {format_bytes(before)} → {format_bytes(after)}, {before / after:.2f} times smaller")
+    console.print(f"weights {format_bytes(before)} → {format_change(before, after)}")
+    if kv := token_bytes(record):
+        console.print(f"KV cache of a token {format_bytes(kv[0])} → {format_change(*kv)}")
     for where, _, variant in fit_lines(record):
         console.print(f"{where}: {variant}", markup=False, soft_wrap=True)
     console.print(headline(found), markup=False, soft_wrap=True)

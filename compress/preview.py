@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from compress.amounts import format_bytes, format_loss
+from compress.amounts import format_bytes, format_change, format_loss
 from compress.checkpoint import Checkpoint
 from compress.evaluation import metrics_of
 from compress.fit import fit_lines, fit_record
@@ -103,9 +103,8 @@ def _sizes(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan]) -> Gr
     largest = max(info.nbytes for info in source.tensors.values())
     elements = sum(info.nbytes // info.dtype.itemsize for info in source.tensors.values())
     width = {"float32": 4}.get(recipe.evals.engine.dtype, 2)
-    ratio = source.nbytes / final.shards.nbytes
     lines = [
-        f"weights   {format_bytes(source.nbytes)} → {format_bytes(final.shards.nbytes)}, {ratio:.2f} times smaller, "
+        f"weights   {format_bytes(source.nbytes)} → {format_change(source.nbytes, final.shards.nbytes)}, "
         f"{len(final.shards.files)} file(s) of at most {format_bytes(recipe.max_shard_size)}",
         f"disk      {format_bytes(needed)} while running, {format_bytes(free)} free",
         f"memory    stages {format_bytes(WORKING_SET * largest)}; evaluation about "

@@ -19,9 +19,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from compress.amounts import format_bounds, format_bytes, format_loss, format_score
+from compress.amounts import format_bounds, format_bytes, format_change, format_loss, format_score
 from compress.fit import SIDES, fit_lines
-from compress.kv_report import Section, sections
+from compress.kv_report import Section, sections, token_bytes
 from compress.stage_report import stage_sections
 
 __all__ = [
@@ -136,10 +136,11 @@ def _long_range(section: Section) -> tuple[str, str, str]:
 
 def _sizes(run: Mapping[str, Any]) -> str:
     before, after = run["bytes_before"], run["bytes_after"]
-    peak = run.get("peak_bytes")
+    peak, kv = run.get("peak_bytes"), token_bytes(run)
     rows = [
         ("weights of the source", format_bytes(before)),
-        ("weights of the variant", f"{format_bytes(after)}, {before / after:.2f} times smaller"),
+        ("weights of the variant", format_change(before, after)),
+        *([("KV cache of a token", f"{format_bytes(kv[0])} → {format_change(*kv)}")] if kv else []),
         ("time", f"{run['seconds']:.0f} s"),
         *([("peak memory", format_bytes(peak))] if peak is not None else []),
         *(

@@ -2,8 +2,10 @@
 
 import pytest
 
-from compress.kv_report import long_range, sections
+from compress.amounts import format_change
+from compress.kv_report import long_range, sections, token_bytes
 from compress.report import report_markdown
+from tests.compress.conftest import RUN
 
 SIDE = {"absmax": 12.3456, "scale": [0.0275], "clipped": 0.0}
 KV = {
@@ -62,3 +64,26 @@ def test_they_are_in_the_report(make_run):
     assert "## KV cache\n\nThe variant was measured" in text and "| 0 | 12.3 | 0.0275 | 0 | 12.3 |" in text
     assert "## Recall by depth" in text and "| recall at 10% | 1 |" in text
     assert "KV cache" not in report_markdown(gate, run)
+
+
+@pytest.mark.parametrize(
+    ("after", "text"),
+    [
+        (100_000, "100.0 kB, 2.00 times smaller"),
+        (200_004, "200.0 kB, as before"),
+        (400_000, "400.0 kB, 2.00 times larger"),
+    ],
+    ids=["smaller", "the same but for scales", "larger"],
+)
+def test_a_change_of_size_in_words(after, text):
+    assert format_change(200_000, after) == text
+
+
+def test_what_shrinks_is_the_cache_of_a_token(make_run):
+    layer = {"pattern": "model.layers.*.self_attn", "count": 30, "shape": [6, 64], "becomes": "fp8", "reason": ""}
+    layers = [{**layer, "bytes_before": 23_040, "bytes_after": 11_520}]
+    run = RUN | {"stages": [{"name": "kv_cache", "summary": "KV cache to fp8", "seconds": 1, "layers": layers}]}
+    assert token_bytes(run) == (23_040, 11_520)
+    assert token_bytes(RUN) is None
+    _, gate = make_run()
+    assert "| KV cache of a token | 23.0 kB → 11.5 kB, 2.00 times smaller |" in report_markdown(gate, run)
