@@ -7,7 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from compress.fit import Fit
 from compress.push_options import PushOptions
-from distill.options import Distill
+from distill.options import Distill, Draft
 from evals.options import MEASURES, Evals, Gate
 from quant.kv.options import KvCache
 from quant.options import Quantize
@@ -39,6 +39,7 @@ class Stage(BaseModel):
     quantize: Quantize | None = None
     kv_cache: KvCache | None = None
     distill: Distill | None = None
+    draft: Draft | None = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> "Stage":
@@ -71,6 +72,12 @@ class Recipe(BaseModel):
     gate: Gate
     fit: Fit | None = None
     push: PushOptions | None = None
+
+    @model_validator(mode="after")
+    def _draft_is_last(self) -> "Recipe":
+        if any(stage.name == "draft" for stage in self.stages[:-1]):
+            raise ValueError("stages: a draft learns from what is released, so it comes last")
+        return self
 
     @model_validator(mode="after")
     def _metrics_have_data(self) -> "Recipe":

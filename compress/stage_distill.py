@@ -9,6 +9,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,18 @@ from distill.data import Data, Source, TokenText, build_data
 from distill.options import Distill, Mix
 from quant.stream import copy_tensor
 
-__all__ = ["check_memory", "learn", "plan_distill"]
+__all__ = ["Learnt", "check_memory", "learn", "plan_distill"]
 
 TRAINED = 4 * 4  # bytes of a weight that is trained: itself, its gradient and two moments, float32
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What run.json keeps, the teacher as loaded, and the rows (N, T) that were held out."""
+
+    report: dict[str, Any]
+    teacher: Any
+    held_out: Tensor
 
 
 def plan_distill(options: Distill, source: Checkpoint, target: Path, place: Place) -> StagePlan:
@@ -53,11 +63,11 @@ def plan_distill(options: Distill, source: Checkpoint, target: Path, place: Plac
         code = place.trust_remote_code
         student = load_model(source.path, device=device, trust_remote_code=code)
         journal = target.with_name(f"{target.name}.journal")
-        report = learn(options, (student.model, student.tokenizer), teacher, place, (journal, device, advance))
+        found = learn(options, (student.model, student.tokenizer), teacher, place, (journal, device, advance))
         with ShardWriter(directory, shards) as writer:
             _write(source, _stored(student.model, source), writer)
         shutil.rmtree(journal)
-        return report
+        return found.report
 
     return StagePlan(
         name="distill",
@@ -99,8 +109,8 @@ def learn(
     teacher: Checkpoint,
     place: Place,
     where: tuple[Path, torch.device, Advance],
-) -> dict[str, Any]:
-    """Train a model (with its tokenizer) in place, to its best state; what run.json keeps of it.
+) -> Learnt:
+    """Train a model (with its tokenizer) in place, to its best state.
 
     Args:
         where: the journal's folder, the device, and what is called with a total of the teacher's bytes.
@@ -132,7 +142,7 @@ def learn(
     journal = folder / _stand(teacher)
     progress = train(model, loaded.model, data, plan, journal, _teller(training.steps, teacher.nbytes, advance))
     model.load_state_dict(read_best(journal))
-    return {
+    report = {
         "teacher": str(options.teacher),
         "loss": options.loss.model_dump(),
         "tokens": data.train[data.order[: progress.step * training.batch]].tokens,
@@ -141,6 +151,7 @@ def learn(
         "best": progress.best,
         "curve": _curve(progress.curve, progress.losses),
     }
+    return Learnt(report, loaded.model, data.held_out.ids)
 
 
 def _data(options: Distill, tokenizer: Any, teacher: Any, place: Place, folder: Path) -> Data:

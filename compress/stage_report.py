@@ -3,6 +3,7 @@
 run.json then holds
 
     stages[].report.curve   of a distill stage: step, kl (held out, nats per token), loss (mean since the entry before)
+    stages[].report.draft   of a draft stage: what `distill.speculation.speculate` measured, and both sizes
     waterfall               where each stage was judged: stage, and metrics: id, kind, loss, margin; losses from the
                             source up to and with that stage, null where nothing was computed
 """
@@ -28,7 +29,9 @@ def curves(run: Mapping[str, Any]) -> dict[str, Sequence[Mapping[str, float]]]:
 def stage_sections(run: Mapping[str, Any]) -> list[Section]:
     """The parts of a report, none where run.json has nothing of the kind."""
     found = [_waterfall(run["waterfall"])] if run.get("waterfall") else []
-    return found + [_curve(summary, curve) for summary, curve in curves(run).items()]
+    found += [_curve(summary, curve) for summary, curve in curves(run).items()]
+    drafts = [stage["report"]["draft"] for stage in run["stages"] if "draft" in stage.get("report", {})]
+    return found + [_draft(draft) for draft in drafts]
 
 
 def added_losses(waterfall: Stages) -> dict[str, list[float | None]]:
@@ -54,6 +57,25 @@ def _waterfall(waterfall: Stages) -> Section:
         rows.append(tuple(cells))
     text = "Every stage's output was measured on the same samples. A loss below zero is one that the stage won back."
     return Section("Loss by stage", text, header, rows)
+
+
+def _draft(draft: Mapping[str, Any]) -> Section:
+    text = (
+        f"Measured on {draft['tokens']} tokens that the target wrote greedily after {draft['prompts']} prompts that "
+        f"were held out. draft/ asks for {draft['guesses']} guesses per round, the best by these figures. The measured "
+        "speed-up is that of transformers' assisted generation on this machine, one text at a time."
+    )
+    rows: list[tuple[str, ...]] = [
+        ("parameters, draft and target", f"{draft['parameters']:,} and {draft['target_parameters']:,}"),
+        ("guesses accepted", f"{draft['acceptance_rate']:.1%}"),
+        ("tokens per pass of the target", f"{draft['acceptance_length']:.2f}"),
+        ("chance that a sampled guess is accepted", f"{draft['alpha']:.3f}"),
+        ("time of a draft's token, in the target's", f"{draft['cost']:.3f}"),
+        ("speed-up expected from what was accepted", f"{draft['expected_speedup']:.2f}"),
+        ("speed-up by the formula, sampled", f"{draft['formula_speedup']:.2f}"),
+        ("speed-up measured", f"{draft['measured_speedup']:.2f}"),
+    ]
+    return Section("Draft", text, ("figure", "value"), rows)
 
 
 def _curve(summary: str, curve: Sequence[Mapping[str, float]]) -> Section:

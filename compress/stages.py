@@ -13,6 +13,7 @@ from compress.errors import RecipeError
 from compress.progress import Advance
 from compress.recipe import Stage
 from compress.stage_distill import plan_distill
+from compress.stage_draft import plan_draft
 from compress.stage_plan import LayerRow, Place, StagePlan, planned_tensors
 from compress.writer import copy_side_file, write_json
 from quant.dequantizing import plan_dequantize, run_dequantize
@@ -182,4 +183,5 @@ PLANNERS: Mapping[str, Callable[[Any, Checkpoint, Path, Place], StagePlan]] = {
     "quantize": _plan_quantize,
     "kv_cache": _plan_kv_cache,
     "distill": plan_distill,
+    "draft": plan_draft,
 }

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from distill.losses import Loss
 from distill.schedule import Schedule
 
-__all__ = ["Distill", "LossOptions", "Mix", "Training"]
+__all__ = ["Distill", "Draft", "LossOptions", "Mix", "Training"]
 
 STRICT = ConfigDict(frozen=True, extra="forbid")
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -95,3 +95,27 @@ class Distill(BaseModel):
     held_out: int = Field(default=16, gt=0)
     evaluate_every: int = Field(default=25, gt=0)
     patience: int = Field(default=4, gt=0)
+
+
+class Draft(BaseModel):
+    """A draft for speculative decoding: `layers` of the target, of `ffn` channels if that is given, distilled from it.
+
+    It is measured on `prompts` rows held out: their first `prompt_tokens`, continued by `new_tokens`.
+    """
+
+    model_config = STRICT
+
+    layers: int = Field(gt=0)
+    ffn: int | None = Field(default=None, gt=0)
+    distill: Distill = Distill()
+    prompts: int = Field(default=8, gt=0)
+    prompt_tokens: int = Field(default=64, gt=0)
+    new_tokens: int = Field(default=64, gt=1)
+
+    @model_validator(mode="after")
+    def _legal(self) -> "Draft":
+        if self.distill.teacher != "source":
+            raise ValueError("a draft learns from the checkpoint that it guesses for: leave distill.teacher out")
+        if self.prompt_tokens > self.distill.training.length:
+            raise ValueError("prompt_tokens is above distill.training.length, of which prompts are the beginning")
+        return self

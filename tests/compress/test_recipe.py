@@ -96,7 +96,7 @@ def test_resolved_recipe_reads_back_equal() -> None:
             "stages.0.kv_cache: scheme 'fp9' is unknown, did you mean 'fp8'?",
         ),
         ("stages.0={kv_cache: {scheme: fp8, residal: 32}}", "kv_cache.residal: unknown key, did you mean 'residual'?"),
-        ("stages.0={}", "stages.0: a stage has exactly one of quantize, kv_cache, distill"),
+        ("stages.0={}", "stages.0: a stage has exactly one of quantize, kv_cache, distill, draft"),
     ],
 )
 def test_problem_is_named_with_its_path(override: str, says: str) -> None:

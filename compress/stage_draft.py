@@ -1,0 +1,81 @@
+"""The draft stage: beside the weights, which stay as they are, a folder `draft/` with a small model that guesses ahead.
+
+Speculative decoding gives the target's own text, only sooner, so what the gate judges does not change; what the draft
+is worth is measured here and told in the report. The draft is distilled from the checkpoint this stage reads, so after
+a quantize stage it learns what the quantized model says.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compress.checkpoint import Checkpoint
+from compress.progress import Advance, say
+from compress.stage_distill import learn
+from compress.stage_plan import Place, StagePlan, planned_tensors
+from compress.writer import ShardWriter, plan_shards
+from distill.options import Draft
+from quant.stream import copy_tensor
+
+__all__ = ["DRAFT", "plan_draft"]
+
+DRAFT = "draft"
+
+
+def plan_draft(options: Draft, source: Checkpoint, target: Path, place: Place) -> StagePlan:
+    """The same tensors; the draft comes on top.
+
+    Raises:
+        RecipeError: more layers than the target has.
+    """
+    from distill.draft import kept_layers  # brings the model code
+
+    kept_layers(int(source.text_config["num_hidden_layers"]), options.layers)
+    shards = plan_shards({name: info.spec for name, info in source.tensors.items()}, place.max_shard_size)
+
+    def write(directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
+        journal = target.with_name(f"{target.name}.journal")
+        report = _make(options, source, place, directory / DRAFT, (journal, device, advance))
+        with ShardWriter(directory, shards) as writer:
+            for name, info in source.tensors.items():
+                copy_tensor(name, info, info.dtype, writer, lambda _: None)
+        shutil.rmtree(journal)
+        return report
+
+    return StagePlan(
+        name="draft",
+        summary=f"draft of {options.layers} layers beside it",
+        source=source,
+        result=Checkpoint(target, source.config, planned_tensors(shards, target)),
+        shards=shards,
+        layers=[],
+        write=write,
+    )
+
+
+def _make(
+    options: Draft, source: Checkpoint, place: Place, folder: Path, where: tuple[Path, torch.device, Advance]
+) -> dict[str, Any]:
+    """Cut, distil, measure and write the draft."""
+    from distill.draft import build_draft
+    from distill.speculation import speculate
+    from quant.loader import load_model
+
+    code = place.trust_remote_code
+    loaded = load_model(source.path, trust_remote_code=code)
+    draft = build_draft(loaded.model, options.layers, options.ffn).to(where[1])  # type: ignore[arg-type]
+    whole = sum(parameter.numel() for parameter in loaded.model.parameters())
+    tokenizer = loaded.tokenizer
+    del loaded
+    found = learn(options.distill, (draft, tokenizer), source, place, where)
+    say("measuring what the draft guesses right")
+    prompts = found.held_out[: options.prompts, : options.prompt_tokens]
+    draft.eval()
+    speculation = speculate(found.teacher, draft.to(found.teacher.dtype), prompts, options.new_tokens)
+    draft.to(torch.bfloat16).save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    own = sum(parameter.numel() for parameter in draft.parameters())
+    return {**found.report, "draft": {"parameters": own, "target_parameters": whole, **speculation}}
