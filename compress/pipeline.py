@@ -22,7 +22,7 @@ from compress.judgement import Judgement, hash_side, judge
 from compress.kv_report import token_bytes
 from compress.manifest import EVIDENCE
 from compress.outlets import check_outlets, show_elsewhere
-from compress.preview import group_layers, show_preview
+from compress.preview import group_layers, preview_record, show_preview
 from compress.progress import say, step
 from compress.recipe import Recipe
 from compress.recipe_file import load_recipe
@@ -62,6 +62,9 @@ def run(
     """
     started = time.monotonic()
     job = _plan(name, overrides, overwrite=overwrite, weights=not dry_run)
+    if dry_run and as_json:
+        print(json.dumps(preview_record(job.recipe, job.source, job.plans), indent=2))
+        return 0
     if dry_run:
         show_preview(job.recipe, job.source, job.plans, job.sets)
         return 0

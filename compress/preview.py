@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 from rich.box import SIMPLE_HEAD
@@ -21,7 +22,7 @@ from compress.writer import free_bytes
 from evals.resolution import resolve
 from evals.samples import SampleSet
 
-__all__ = ["LayerGroup", "group_layers", "group_table", "show_preview"]
+__all__ = ["LayerGroup", "group_layers", "group_table", "preview_record", "show_preview"]
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 WORKING_SET = 3  # largest tensors held at a time, an upper bound
@@ -83,6 +84,30 @@ def _narrow(title: str) -> Table:
     )
 
 
+def preview_record(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan]) -> dict[str, Any]:
+    """The same as plain data: sizes in bytes, losses in the gate's units."""
+    resolutions = {
+        metric.id: resolve(metric, metric.plan(0)[-1], alpha=recipe.gate.alpha) for metric in metrics_of(recipe)
+    }
+    return {
+        "recipe": recipe.model_dump(mode="json", exclude_none=True),
+        "stages": [
+            {
+                "name": plan.name,
+                "summary": plan.summary,
+                "layers": [asdict(group) for group in group_layers(plan.layers)],
+            }
+            for plan in plans
+        ],
+        **_figures(recipe, source, plans),
+        **fit_record(recipe.fit, source, plans[-1].result),
+        "resolution": {
+            name: {"fewest": fewest, "assumed": [asdict(row) for row in rows]}
+            for name, (fewest, rows) in resolutions.items()
+        },
+    }
+
+
 def show_preview(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan], sets: Sequence[SampleSet]) -> None:
     """Print the recipe, each stage's layers, sizes, memory, disk, and what the gate can resolve."""
     console = Console(highlight=False)
@@ -96,21 +121,32 @@ def show_preview(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan],
     console.print(_resolution(recipe, sets))
 
 
-def _sizes(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan]) -> Group:
-    final = plans[-1]
-    needed = sum(plan.shards.nbytes for plan in plans)
-    free = free_bytes(Path(recipe.output))
-    largest = max(info.nbytes for info in source.tensors.values())
+def _figures(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan]) -> dict[str, int]:
+    """Bytes, and files; memory is an upper bound for the stages and an estimate for the evaluation."""
     elements = sum(info.nbytes // info.dtype.itemsize for info in source.tensors.values())
     width = {"float32": 4}.get(recipe.evals.engine.dtype, 2)
+    return {
+        "bytes_before": source.nbytes,
+        "bytes_after": plans[-1].shards.nbytes,
+        "files": len(plans[-1].shards.files),
+        "disk_needed": sum(plan.shards.nbytes for plan in plans),
+        "disk_free": free_bytes(Path(recipe.output)),
+        "memory_stages": WORKING_SET * max(info.nbytes for info in source.tensors.values()),
+        "memory_evaluation": round(elements * width * EVAL_OVERHEAD),
+    }
+
+
+def _sizes(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan]) -> Group:
+    found = _figures(recipe, source, plans)
+    before, after = found["bytes_before"], found["bytes_after"]
     lines = [
-        f"weights   {format_bytes(source.nbytes)} → {format_change(source.nbytes, final.shards.nbytes)}, "
-        f"{len(final.shards.files)} file(s) of at most {format_bytes(recipe.max_shard_size)}",
-        f"disk      {format_bytes(needed)} while running, {format_bytes(free)} free",
-        f"memory    stages {format_bytes(WORKING_SET * largest)}; evaluation about "
-        f"{format_bytes(elements * width * EVAL_OVERHEAD)} in {recipe.evals.engine.dtype}",
+        f"weights   {format_bytes(before)} → {format_change(before, after)}, "
+        f"{found['files']} file(s) of at most {format_bytes(recipe.max_shard_size)}",
+        f"disk      {format_bytes(found['disk_needed'])} while running, {format_bytes(found['disk_free'])} free",
+        f"memory    stages {format_bytes(found['memory_stages'])}; evaluation about "
+        f"{format_bytes(found['memory_evaluation'])} in {recipe.evals.engine.dtype}",
     ]
-    for where, _, variant in fit_lines(fit_record(recipe.fit, source, final.result)):
+    for where, _, variant in fit_lines(fit_record(recipe.fit, source, plans[-1].result)):
         lines.append(f"fit       {where}: {variant}")
     return Group(*(Text(line) for line in lines))
 

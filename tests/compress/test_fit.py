@@ -12,7 +12,7 @@ from compress.checkpoint import Checkpoint
 from compress.errors import InputError, RecipeError
 from compress.fit import Fit, check_fit, fit_lines, fit_record
 from compress.page import PageInput, report_html
-from compress.preview import show_preview
+from compress.preview import preview_record, show_preview
 from compress.recipe import Stage
 from compress.recipe_file import load_recipe
 from compress.report import report_markdown
@@ -94,7 +94,7 @@ def test_a_context_beyond_the_model_is_refused(long: Path, tmp_path: Path) -> No
         check_fit(Fit.model_validate({**ASK, "context": "8k"}), planned(long, tmp_path, KV))
 
 
-def test_a_dry_run_says_it(long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_says_it_in_words_and_as_data(long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe("fp8.yaml", [f"model={long}", f"output={tmp_path / 'out'}", f"fit={json.dumps(ASK)}"])
     source = Checkpoint.open(long)
     plans = plan_stages(recipe.stages, source, Place(tmp_path, 10**9))
@@ -102,6 +102,11 @@ def test_a_dry_run_says_it(long: Path, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("compress.preview.Console", lambda **_: Console(file=shown, width=200))
     show_preview(recipe, source, plans, [])
     assert "fit       on 1 x L4-24GB: fits: holds " in shown.getvalue()
+    found = json.loads(json.dumps(preview_record(recipe, source, plans)))
+    assert found["fit"]["variant"]["verdict"] == "fits"
+    assert found["bytes_before"] == source.nbytes > found["bytes_after"] == plans[-1].shards.nbytes
+    assert found["resolution"].keys() == {"text", "math", "kl"}
+    assert found["stages"][0]["layers"][0]["becomes"]
 
 
 def test_reports_show_both_sides(make_run: Callable, long: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from compress.amounts import format_change
 from compress.kv_report import long_range, sections, token_bytes
+from compress.page import PageInput, report_html
 from compress.report import report_markdown
 from tests.compress.conftest import RUN
 
@@ -64,6 +65,8 @@ def test_they_are_in_the_report(make_run):
     assert "## KV cache\n\nThe variant was measured" in text and "| 0 | 12.3 | 0.0275 | 0 | 12.3 |" in text
     assert "## Recall by depth" in text and "| recall at 10% | 1 |" in text
     assert "KV cache" not in report_markdown(gate, run)
+    page = report_html(gate, RUN | {"kv_cache": KV}, PageInput({}))
+    assert '<a href="#part-1">KV cache</a>' in page and '<h2 id="part-1">KV cache</h2>' in page
 
 
 @pytest.mark.parametrize(
