@@ -151,7 +151,7 @@ def _pictures(run: Mapping[str, Any]) -> dict[str, Markup]:
             name: [None if loss is None else loss / margins[name] for loss in losses]
             for name, losses in added_losses(waterfall).items()
         }
-        found["Loss by stage"] = Markup(steps(added, [stage["stage"] for stage in waterfall]))
+        found["Loss by stage"] = Markup(steps(added, [stage["name"] for stage in waterfall]))
     return found
 
 

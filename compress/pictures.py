@@ -170,7 +170,7 @@ def steps(added: Mapping[str, Sequence[float | None]], stages: Sequence[str]) ->
                 axes.bar(stage + (place + 0.5) * width - 0.4, value, width * 0.9, so_far, color=color)
                 so_far += value
         axes.set_xticks(range(len(names)), names)
-        axes.set_ylabel("loss, in margins")
+        axes.set(xlabel=f"bars from left: {', '.join(map(_short, added))}", ylabel="loss, in margins (dashed: 1)")
 
     words = [f"{name} {', '.join('–' if v is None else f'{v:+.2f}' for v in values)}" for name, values in added.items()]
     text = f"Stages {', '.join(stages)}; added by each, in margins: {'; '.join(words)}."

@@ -4,8 +4,8 @@ run.json then holds
 
     stages[].report.curve   of a distill stage: step, kl (held out, nats per token), loss (mean since the entry before)
     stages[].report.draft   of a draft stage: what `distill.speculation.speculate` measured, and both sizes
-    waterfall               where each stage was judged: stage, and metrics: id, kind, loss, margin; losses from the
-                            source up to and with that stage, null where nothing was computed
+    waterfall               where each stage was judged: name, stage (its summary), metrics: id, kind, loss, margin;
+                            losses from the source up to and with that stage, null where nothing was computed
 """
 
 from collections.abc import Mapping, Sequence

@@ -34,4 +34,4 @@ def _entry(plan: StagePlan, judgement: Judgement) -> dict[str, Any]:
         {"id": result.metric, "kind": result.kind, "loss": result.loss, "margin": result.margin}
         for result in judgement.results
     ]
-    return {"stage": plan.summary, "metrics": metrics}
+    return {"name": plan.name, "stage": plan.summary, "metrics": metrics}

@@ -7,6 +7,7 @@ sharding and mixed precision; there is no data loader, since rows are a function
 """
 
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -99,6 +100,7 @@ def _prepare(student: PreTrainedModel, teacher: Teacher, data: Data, plan: tuple
         wrapped.parameters(), schedule.learning_rate, betas=(0.9, 0.95), weight_decay=schedule.weight_decay
     )
     model, optimizer = accelerator.prepare(wrapped, adam)
+    logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # tells at every save of tied weights
     folder.mkdir(parents=True, exist_ok=True)
     return _Run(accelerator, model, wrapped, teacher, optimizer, data, schedule, loss, folder)
 
