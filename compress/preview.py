@@ -1,7 +1,7 @@
 """The dry run: everything a run would do, from headers alone, as tables a person can check before hours are spent."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,7 @@ def preview_record(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan
             {
                 "name": plan.name,
                 "summary": plan.summary,
+                "candidates": [*plan.candidates],
                 "layers": [asdict(group) for group in group_layers(plan.layers)],
             }
             for plan in plans
@@ -116,9 +117,21 @@ def show_preview(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan],
         yaml.safe_dump(recipe.model_dump(mode="json", exclude_none=True), sort_keys=False).rstrip(), markup=False
     )
     for plan in plans:
+        if plan.candidates:
+            console.print(_candidates(plan.candidates))
         console.print(group_table(plan.summary, group_layers(plan.layers)))
     console.print(_sizes(recipe, source, plans))
     console.print(_resolution(recipe, sets))
+
+
+def _candidates(rows: Sequence[Mapping[str, str]]) -> Table:
+    """What could be made, the source first, then what will be made, then the nearest others."""
+    table = _narrow("candidates: source, chosen, nearest")
+    for heading in rows[0]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for i, row in enumerate(rows):
+        table.add_row(*row.values(), style="bold" if i == 1 else "")
+    return table
 
 
 def _figures(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan]) -> dict[str, int]:

@@ -9,6 +9,7 @@ from compress.fit import Fit
 from compress.push_options import PushOptions
 from distill.options import Distill, Draft
 from evals.options import MEASURES, Evals, Gate
+from prune.options import Prune
 from quant.kv.options import KvCache
 from quant.options import Quantize
 
@@ -40,6 +41,7 @@ class Stage(BaseModel):
     kv_cache: KvCache | None = None
     distill: Distill | None = None
     draft: Draft | None = None
+    prune: Prune | None = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> "Stage":

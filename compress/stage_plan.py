@@ -1,6 +1,6 @@
 """What every stage's plan has in common: what it reads, what it will write down to the offsets, and how."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ class StagePlan:
     source   what it reads: a real checkpoint, or for later stages the one the stage before will write
     result   what it will write, down to the offsets; its files do not exist yet
     write    fills the shards into a directory; returns what was found out on the way, for run.json
+    candidates  what else was looked at when planning, a row of named cells each, the source first; may be empty
     """
 
     name: str
@@ -44,6 +45,7 @@ class StagePlan:
     shards: ShardPlan
     layers: list[LayerRow]
     write: Callable[[Path, torch.device, Advance], dict[str, Any]]
+    candidates: Sequence[Mapping[str, str]] = ()
 
 
 @dataclass(frozen=True)

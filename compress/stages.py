@@ -15,6 +15,7 @@ from compress.recipe import Stage
 from compress.stage_distill import plan_distill
 from compress.stage_draft import plan_draft
 from compress.stage_plan import LayerRow, Place, StagePlan, planned_tensors
+from compress.stage_prune import plan_prune_stage
 from compress.writer import copy_side_file, write_json
 from quant.dequantizing import plan_dequantize, run_dequantize
 from quant.kv.layers import Attention
@@ -184,4 +185,5 @@ PLANNERS: Mapping[str, Callable[[Any, Checkpoint, Path, Place], StagePlan]] = {
     "kv_cache": _plan_kv_cache,
     "distill": plan_distill,
     "draft": plan_draft,
+    "prune": plan_prune_stage,
 }

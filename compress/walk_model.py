@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError
@@ -191,7 +191,7 @@ def skeleton(checkpoint: Checkpoint) -> Skeleton:
     Raises:
         CheckpointError: no list of decoder blocks is found.
     """
-    config = AutoConfig.from_pretrained(checkpoint.path).get_text_config()
+    config = CONFIG_MAPPING[checkpoint.config["model_type"]].from_dict(checkpoint.config).get_text_config()
     with init_empty_weights(include_buffers=False):
         model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     where = dict(checkpoint.tensors) | {f"{module.name}.weight": module.weight for module in modules(checkpoint)}

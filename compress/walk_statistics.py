@@ -1,4 +1,4 @@
-"""What calibration keeps of the inputs of a layer: their second moments and their range."""
+"""What calibration keeps of the inputs of a layer: their second moments, their range and how active they are."""
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ class Statistics:
     def __init__(self, features: int, device: torch.device) -> None:
         self.tokens = 0
         self.absmax = torch.zeros(features, device=device)  # (I,) largest magnitude per column
+        self.activity = torch.zeros(features, device=device)  # (I,) sum over sequences of (mean over tokens |x|)^2
         self._sum = torch.zeros(features, features, dtype=torch.float64, device=device)
 
     def add(self, inputs: Tensor) -> None:
@@ -28,6 +29,7 @@ class Statistics:
             self.tokens += len(x)
             self._sum += gram(x)
             self.absmax = torch.maximum(self.absmax, x.abs().amax(dim=0))
+            self.activity += inputs.float().abs().mean(dim=-2).square().reshape(-1, x.shape[1]).sum(dim=0)
 
     def all_reduce(self) -> None:
         """Sum over all ranks, where there are several."""
@@ -36,6 +38,7 @@ class Statistics:
         tokens = torch.tensor(self.tokens, device=self._sum.device)
         dist.all_reduce(tokens)
         dist.all_reduce(self._sum)
+        dist.all_reduce(self.activity)
         dist.all_reduce(self.absmax, op=dist.ReduceOp.MAX)
         self.tokens = int(tokens)
 

@@ -1,0 +1,112 @@
+"""Optimal Brain Surgeon on groups of columns, and the exact least-squares refit of what is left.
+
+W (O, I) reads inputs with second moments H = mean a a^T. Removing columns changes its outputs least, in the mean square
+over the inputs, if the rest is corrected by OBS (Hassibi and Stork 1993); ZipLM (arXiv:2302.04089, eq. 4 and 5) does so
+for groups of columns, greedily: the unit u with the smallest tr(W_u (Hinv_uu)^-1 W_u^T) goes, W and Hinv are updated,
+and the next is scored on what is left. The refit then solves the same problem for the kept columns S in one step:
+
+    W_S = argmin  E |W a - W_S a_S|^2 + damping |W - W_S|^2  =  W H_:S (H_SS)^-1     (H damped)
+
+Damping pulls towards the original weights, so columns whose inputs are always zero go without any change to the rest.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Units", "columns_of", "refit", "select_obs"]
+
+DAMPING = 1e-3  # of the mean diagonal of H
+
+
+@dataclass(frozen=True)
+class Units:
+    """How columns are removed: in units of `size` that follow each other, from each of `sections` equally many.
+
+    Query heads are units of head_dim columns, and each key-value group is a section; FFN channels are units of one.
+    """
+
+    count: int
+    size: int = 1
+    sections: int = 1
+
+
+def columns_of(kept: Tensor, size: int) -> Tensor:
+    """Units (K,) int64 -> their columns (K * size,), in the same order."""
+    offsets = torch.arange(size, device=kept.device)
+    return (kept[:, None] * size + offsets).reshape(-1)
+
+
+def select_obs(weight: Tensor, hessian: Tensor, units: Units, keep: int) -> Tensor:
+    """The units to keep, (keep,) int64 ascending, by greedy OBS.
+
+    Args:
+        weight: (O, I) of the linear that reads the columns; I = units.count * units.size.
+        hessian: (I, I), the second moments of its inputs.
+        units: what is removed together.
+        keep: units to keep, a multiple of `units.sections`.
+    """
+    w = weight.double().clone()
+    inverse = torch.linalg.inv(_damped(hessian))
+    alive = torch.ones(units.count, dtype=torch.bool, device=w.device)
+    quota = torch.full((units.sections,), (units.count - keep) // units.sections)
+    section = torch.arange(units.count) // (units.count // units.sections)
+    for _ in range(units.count - keep):
+        scores = _scores(w, inverse, units, alive)
+        scores[quota[section].to(scores.device) == 0] = torch.inf
+        unit = int(scores.argmin())
+        _remove(w, inverse, columns_of(torch.tensor([unit], device=w.device), units.size))
+        alive[unit] = False
+        quota[section[unit]] -= 1
+    return alive.nonzero().flatten()
+
+
+def _damped(hessian: Tensor) -> Tensor:
+    h = hessian.double()
+    damping = DAMPING * h.diagonal().mean()
+    if not bool(damping > 0):
+        raise ValueError("the inputs are all zero or not finite")
+    return h + damping * torch.eye(len(h), dtype=h.dtype, device=h.device)
+
+
+def _scores(w: Tensor, inverse: Tensor, units: Units, alive: Tensor) -> Tensor:
+    """(U,) the squared error that removing each unit adds; infinite for those that are gone."""
+    each = torch.arange(units.count, device=w.device)
+    blocks = inverse.reshape(units.count, units.size, units.count, units.size)[each, :, each, :]  # (U, g, g)
+    eye = torch.eye(units.size, dtype=w.dtype, device=w.device)
+    own = w.reshape(len(w), units.count, units.size).permute(1, 2, 0)  # (U, g, O)
+    solved = torch.linalg.solve(torch.where(alive[:, None, None], blocks, eye), own) if units.size > 1 else None
+    errors = (own * solved).sum(dim=(1, 2)) if solved is not None else _single(own, blocks, alive)
+    return torch.where(alive, errors, torch.inf)
+
+
+def _single(own: Tensor, blocks: Tensor, alive: Tensor) -> Tensor:
+    """Units of one column: a division in place of a solve."""
+    return own.square().sum(dim=(1, 2)) / torch.where(alive, blocks[:, 0, 0], 1)
+
+
+def _remove(w: Tensor, inverse: Tensor, columns: Tensor) -> None:
+    """Take columns out: W -= W_u (Hinv_uu)^-1 Hinv_u: and the same for Hinv itself."""
+    rows = torch.linalg.solve(inverse[columns][:, columns], inverse[columns])  # (g, I)
+    w -= w[:, columns] @ rows
+    inverse -= inverse[:, columns] @ rows
+    w[:, columns] = 0
+    inverse[:, columns] = 0
+    inverse[columns] = 0
+
+
+def refit(weight: Tensor, hessian: Tensor, columns: Tensor) -> Tensor:
+    """(O, len(columns)) float64: the kept columns, refitted so that they stand in for all.
+
+    Args:
+        weight: (O, I).
+        hessian: (I, I), the second moments of the inputs.
+        columns: those that are kept.
+
+    Raises:
+        ValueError: inputs that are all zero or not finite.
+    """
+    h = _damped(hessian)
+    factor = torch.linalg.cholesky(h[columns][:, columns])
+    return torch.cholesky_solve(h[columns] @ weight.double().t(), factor).t()

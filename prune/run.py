@@ -1,0 +1,138 @@
+"""Pruning a checkpoint: layers first, then experts and widths block by block, then the planned shards.
+
+Dropping layers only changes which tensors are read, so the walk runs on the shorter model at once. Every finished block
+goes to the journal; a killed run restores those and goes on. When all are there, the shards are written from the
+journal and, for what was not cut, from the source.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compress.architectures import layer_of
+from compress.checkpoint import Checkpoint
+from compress.errors import Refused
+from compress.progress import Advance
+from compress.tensor_file import read_tensor
+from compress.walk import walk
+from compress.walk_journal import Journal
+from compress.writer import ShardWriter
+from prune.depth import choose_layers
+from prune.dims import by_expert, expert_of
+from prune.experts import drop_experts, prune_experts
+from prune.plan import PrunePlan, drop_layers
+from prune.widths import prune_widths, readers_of, restore_widths, slice_block
+
+__all__ = ["How", "run_prune"]
+
+
+@dataclass(frozen=True)
+class How:
+    """How to choose what goes.
+
+    method       "obs", "activation" or "random"
+    layer_score  "kl" or "cosine"
+    tokens       (N, T) int64 calibration tokens
+    journal      a folder for finished blocks, kept if the run is killed, removed when it is done
+    """
+
+    method: str
+    layer_score: str
+    tokens: Tensor
+    journal: Path
+
+
+def run_prune(plan: PrunePlan, how: How, directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
+    """Write the planned shards into `directory`; what was kept, as plain data.
+
+    Args:
+        advance: called with source bytes as they are done.
+
+    Raises:
+        InputError: no calibration tokens, or an activation that is not finite.
+        Refused: a weight that is not finite, or a block that cannot be pruned.
+    """
+    journal = Journal(how.journal / _key(plan, how), writes=True)
+    kept = [*range(plan.before["layers"])]
+    if plan.cut("layers"):
+        score = how.layer_score if how.method != "random" else "random"
+        kept = choose_layers(plan.checkpoint, how.tokens, plan.after["layers"], score, journal, device)
+    view = drop_layers(plan.checkpoint, kept)
+    blocks = []
+    if any(plan.cut(axis) for axis in ("ffn", "heads", "kv_groups", "experts")):
+        blocks = [*_walk(plan, view, how, journal, device)]
+    _write(plan, view, journal, blocks, directory)
+    shutil.rmtree(how.journal, ignore_errors=True)
+    return {"method": how.method, "layers": kept, "calibration_tokens": how.tokens.numel(), "blocks": blocks}
+
+
+def _walk(
+    plan: PrunePlan, view: Checkpoint, how: How, journal: Journal, device: torch.device
+) -> Iterator[dict[str, Any]]:
+    cuts = readers_of(plan.before, plan.after)
+    for block in walk(view, how.tokens, device=device):
+        saved = journal.load(block.name)
+        report: dict[str, Any] = {"name": block.name, "kept": {}, "experts": []} if saved is None else saved[1]
+        if plan.cut("experts"):
+            if saved is None:
+                report["experts"] = prune_experts(block, plan.after["experts"], how.method)
+            else:
+                drop_experts(block, report["experts"])
+        if saved is None:
+            if cuts:
+                report["kept"] = prune_widths(block, cuts, how.method, plan.before)
+            journal.save(block.name, slice_block(block, report["kept"], plan.before), report)
+        else:
+            restore_widths(block, saved[0], report["kept"])
+        yield report
+
+
+def _write(
+    plan: PrunePlan, view: Checkpoint, journal: Journal, blocks: Sequence[dict[str, Any]], directory: Path
+) -> None:
+    """The planned shards: what the journal holds, and the rest as it is in the source without its dropped experts."""
+    kept = {i: block["experts"] for i, block in enumerate(blocks) if block["experts"]}
+    with ShardWriter(directory, plan.shards) as writer:
+        done: set[str] = set()
+        for block in blocks:
+            for name, tensor in journal.tensors(block["name"]):
+                _append(writer, plan, name, tensor)
+                done.add(name)
+        for name in view.tensors:
+            new, rows = _renamed(name, kept)
+            if name not in done and new is not None:
+                tensor = read_tensor(view.tensors[name])
+                _append(writer, plan, new, tensor if rows is None else tensor[rows])
+
+
+def _renamed(name: str, kept: Mapping[int, list[int]]) -> tuple[str | None, list[int] | None]:
+    """A tensor's name in the result (None: it is dropped), and which entries stay of one with an entry per expert."""
+    listed, expert = kept.get(-1 if (layer := layer_of(name)) is None else layer), expert_of(name)
+    if listed is None:
+        return name, None
+    if expert is not None:
+        new = name.replace(f".experts.{expert}.", f".experts.{listed.index(expert)}.") if expert in listed else None
+        return new, None
+    return name, listed if by_expert(name) else None
+
+
+def _append(writer: ShardWriter, plan: PrunePlan, name: str, tensor: Tensor) -> None:
+    tensor = tensor.to(plan.outputs[name].dtype)
+    if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        raise Refused(f"tensor {name!r} holds NaN or infinite values: the source checkpoint is damaged")
+    writer.append(name, tensor.contiguous())
+
+
+def _key(plan: PrunePlan, how: How) -> str:
+    """Names what the results depend on: source, dims, method and calibration tokens."""
+    tokens = hashlib.sha256(how.tokens.contiguous().numpy().tobytes()).hexdigest()
+    stand = [(str(info.path), info.path.stat().st_mtime_ns) for info in plan.checkpoint.tensors.values()]
+    whole = [how.method, how.layer_score, tokens, list(how.tokens.shape), dict(plan.after), stand]
+    return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]
