@@ -1,6 +1,6 @@
 """What pruning loses, by method and by how much is pruned, before anything is trained again.
 
-    python -m benchmarks.pruning MODEL [--ratios 5 10 20] [--methods random activation obs] [--axes ffn]
+    python benchmarks/pruning.py MODEL [--ratios 5 10 20] [--methods random activation obs] [--axes ffn]
                                  [--documents 24] [--problems 40] [--samples 32] [--work FOLDER]
 
 Every variant goes through the prune stage of a run and is loaded from its files. Each row: parameters, KL from the
@@ -11,6 +11,7 @@ pruned again; further checkpoints of the same tokenizer (a distilled one, or ano
 
 import argparse
 import math
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # evals.py beside this file would hide the package
 
 from compress.checkpoint import Checkpoint
 from compress.head import read_head

@@ -67,14 +67,15 @@ def run_prune(plan: PrunePlan, how: How, directory: Path, device: torch.device, 
     view = drop_layers(plan.checkpoint, kept)
     blocks = []
     if any(plan.cut(axis) for axis in ("ffn", "heads", "kv_groups", "experts")):
-        blocks = [*_walk(plan, view, how, journal, device)]
+        blocks = [*_walk(plan, view, how, journal, device, advance)]
     _write(plan, view, journal, blocks, directory)
     shutil.rmtree(how.journal, ignore_errors=True)
-    return {"method": how.method, "layers": kept, "calibration_tokens": how.tokens.numel(), "blocks": blocks}
+    counts = [{**block, "kept": {name: len(listed) for name, listed in block["kept"].items()}} for block in blocks]
+    return {"method": how.method, "layers": kept, "calibration_tokens": how.tokens.numel(), "blocks": counts}
 
 
 def _walk(
-    plan: PrunePlan, view: Checkpoint, how: How, journal: Journal, device: torch.device
+    plan: PrunePlan, view: Checkpoint, how: How, journal: Journal, device: torch.device, advance: Advance
 ) -> Iterator[dict[str, Any]]:
     cuts = readers_of(plan.before, plan.after)
     for block in walk(view, how.tokens, device=device):
@@ -91,6 +92,7 @@ def _walk(
             journal.save(block.name, slice_block(block, report["kept"], plan.before), report)
         else:
             restore_widths(block, saved[0], report["kept"])
+        advance(sum(info.nbytes for name, info in view.tensors.items() if layer_of(name) == block.index))
         yield report
 
 
