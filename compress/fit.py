@@ -7,7 +7,7 @@ Otherwise it informs and decides nothing. The planner's memory constants of engi
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
@@ -96,13 +96,12 @@ def fit_lines(run: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _fits(wanted: Fit, side: "Checkpoint") -> FitReport:
-    kv = wanted.kv or _stored_kv(side)
-    return fits(side, gpu=wanted.gpu, users=wanted.users, context=wanted.context, kv=kv, tp=wanted.tp)
-
-
-def _stored_kv(side: "Checkpoint") -> str:
-    """What an engine would keep of this checkpoint by itself: no engine serves a scheme that is only emulated."""
+    """With the KV cache an engine would keep of this checkpoint by itself, unless another one is asked for."""
     from quant.kv.stored import kv_scheme_of  # brings torch, which a recipe need not wait for
 
     scheme = kv_scheme_of(side.config)
-    return scheme.name if scheme and scheme.served else "bf16"
+    kv = wanted.kv or (scheme.name if scheme and scheme.served else "bf16")
+    found = fits(side, gpu=wanted.gpu, users=wanted.users, context=wanted.context, kv=kv, tp=wanted.tp)
+    if wanted.kv or scheme is None or scheme.served:
+        return found
+    return replace(found, sentence=f"{found.sentence}; no engine keeps {scheme.name} from a checkpoint")
