@@ -26,6 +26,8 @@ from compress.stage_plan import LayerRow, Place, StagePlan, planned_tensors
 from compress.writer import ShardWriter, plan_shards
 from distill.data import Data, Source, TokenText, build_data
 from distill.options import Distill, Mix
+from quant.options import Quantize
+from quant.plan import Assignment, Choice, plan_quantize
 from quant.stream import copy_tensor
 
 __all__ = ["Learnt", "check_memory", "learn", "plan_distill"]
@@ -55,15 +57,19 @@ def plan_distill(options: Distill, source: Checkpoint, target: Path, place: Plac
     if teacher is None or teacher.path == source.path:
         raise RecipeError("stages: the student is the teacher itself: put distill after prune, or name another teacher")
     check_memory(source, teacher)
+    rounded = _rounded(source, place) if options.quantized else []
     shards = plan_shards({name: info.spec for name, info in source.tensors.items()}, place.max_shard_size)
 
     def write(directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
+        from quant.fake import plain_weights, round_weights
         from quant.loader import load_model  # brings the model code
 
         code = place.trust_remote_code
         student = load_model(source.path, device=device, trust_remote_code=code)
         journal = target.with_name(f"{target.name}.journal")
+        round_weights(student.model, rounded)
         found = learn(options, (student.model, student.tokenizer), teacher, place, (journal, device, advance))
+        plain_weights(student.model)
         with ShardWriter(directory, shards) as writer:
             _write(source, _stored(student.model, source), writer)
         shutil.rmtree(journal)
@@ -82,6 +88,27 @@ def plan_distill(options: Distill, source: Checkpoint, target: Path, place: Plac
         ],
         write=write,
     )
+
+
+def _rounded(source: Checkpoint, place: Place) -> list[Assignment]:
+    """What the quantize stage that follows will round.
+
+    Raises:
+        RecipeError: none follows, or it chooses other codes than the nearest.
+    """
+    following = place.following
+    if not isinstance(following, Quantize) or following.method != "rtn":
+        raise RecipeError("stages: distill.quantized needs a stage quantize with method rtn right after it")
+    choices = [Choice(o.targets, None if o.format == "bf16" else o.build()) for o in following.overrides]
+    plan = plan_quantize(
+        source,
+        following.build(),
+        targets=following.targets,
+        ignore=following.ignore,
+        overrides=choices,
+        max_shard_size=place.max_shard_size,
+    )
+    return list(plan.quantized)
 
 
 def check_memory(student: Checkpoint, teacher: Checkpoint) -> None:

@@ -56,6 +56,7 @@ class Place:
     evaluated          the sample sets that calibration must not see
     trust_remote_code  run Python code that the checkpoint brings
     origin             what the first stage reads
+    following          the options of the stage after the one that is planned
     """
 
     directory: Path
@@ -63,6 +64,7 @@ class Place:
     evaluated: Sequence[SampleSet] = ()
     trust_remote_code: bool = False
     origin: Checkpoint | None = None
+    following: Any = None
 
 
 def planned_tensors(shards: ShardPlan, directory: Path) -> dict[str, TensorInfo]:

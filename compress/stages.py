@@ -38,8 +38,10 @@ def plan_stages(stages: Sequence[Stage], source: Checkpoint, place: Place) -> li
     """
     plans: list[StagePlan] = []
     place = replace(place, origin=source)
+    following = [*(getattr(stage, stage.name) for stage in stages[1:]), None]
     for i, stage in enumerate(stages):
         plan = PLANNERS[stage.name]
+        place = replace(place, following=following[i])
         plans.append(plan(getattr(stage, stage.name), source, place.directory / f"{i}-{stage.name}", place))
         source = plans[-1].result
     return plans

@@ -81,8 +81,9 @@ class Distill(BaseModel):
     """One distillation stage: the stage's input learns to predict as the teacher does.
 
     `teacher` is "source" (what the run started from) or a directory with the same tokenizer. `data: self` has the
-    teacher write `sampled` sequences. `held_out` sequences are never learnt from; every `evaluate_every` steps the
-    divergence on them is measured, the best state is what is kept, and `patience` times without a better one end it.
+    teacher write `sampled` sequences. With `quantized` the student computes with weights rounded as the quantize stage
+    after it rounds them. `held_out` sequences are never learnt from; every `evaluate_every` steps the divergence on them
+    is measured, the best state is what is kept, and `patience` times without a better one end it.
     """
 
     model_config = STRICT
@@ -91,6 +92,7 @@ class Distill(BaseModel):
     loss: LossOptions = LossOptions()
     data: Mix | Literal["self"] = Mix()
     sampled: int = Field(default=128, gt=1)
+    quantized: bool = False
     training: Training = Training()
     held_out: int = Field(default=16, gt=0)
     evaluate_every: int = Field(default=25, gt=0)

@@ -3,8 +3,10 @@
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -44,6 +46,11 @@ def distil(source, folder, teacher, evaluated=(), **options):
     stage = Stage.model_validate({"distill": {**OPTIONS, "teacher": str(teacher), **options}})
     (plan,) = plan_stages([stage], Checkpoint.open(source), Place(folder, 10**9, evaluated))
     return plan, run_stage(plan, torch.device("cpu"), lambda _: None)
+
+
+def sets(source):
+    """What the recipe below evaluates."""
+    return [load_samples("text", kind="documents", source=source, count=20, seed=1234)]
 
 
 def logits(directory):
@@ -126,19 +133,56 @@ def test_what_does_not_fit_into_memory_is_refused(tiny_models, monkeypatch):
         check_memory(checkpoint, checkpoint)
 
 
-def test_a_run_from_recipe_to_report(student, tiny_models, tmp_path):
+def test_a_run_that_is_killed_goes_on_to_the_same_report(student, tiny_models, tmp_path):
+    options = {"training": {**TRAINING, "steps": 40}, "evaluate_every": 5}
+    _, whole = distil(student, tmp_path / "whole", tiny_models("llama"), sets("python-docs"), **options)
+    training = {"distill": {**OPTIONS, **options, "teacher": str(tiny_models("llama"))}}
     recipe = {
         "model": str(student),
         "output": "out/distilled",
         "device": "cpu",
-        "stages": [{"distill": {**OPTIONS, "teacher": str(tiny_models("llama"))}}],
+        "stages": [training, {"quantize": {"format": "int8"}}],
         "evals": {"documents": {"text": {"source": "python-docs", "count": 20, "max_tokens": 24}}},
-        "gate": {"aa_samples": 2, "metrics": {"text": {"kind": "log_perplexity", "max_increase": "50%"}}},
+        "gate": {
+            "aa_samples": 2,
+            "stages": True,
+            "metrics": {"text": {"kind": "log_perplexity", "max_increase": "50%"}},
+        },
     }
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
     command = [sys.executable, "-m", "compress", "run", "recipe=recipe.yaml"]
+    killed = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    staging = tmp_path / "out/.distilled.staging"
+    while killed.poll() is None and not list(staging.glob("0-distill.journal/*/state-000005/progress.json")):
+        time.sleep(0.01)
+    killed.kill()
+    assert killed.wait() == -signal.SIGKILL and not (tmp_path / "out/distilled").exists()
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr + done.stdout
-    assert "step 6 of 6: loss " in done.stderr and "tokens/s" in done.stderr
-    run = json.loads((tmp_path / "out/distilled/evidence/run.json").read_text())
-    assert [entry["step"] for entry in run["stages"][0]["report"]["curve"]] == [0, 3, 6]
+    assert "step 40 of 40: loss " in done.stderr and "tokens/s" in done.stderr
+    assert "step 5 of 40: loss " not in done.stderr  # it went on from there
+    evidence = tmp_path / "out/distilled/evidence"
+    run, gate = (json.loads((evidence / name).read_text()) for name in ("run.json", "gate.json"))
+    assert run["stages"][0]["report"]["curve"] == whole["curve"]
+    first, last = (stage["metrics"][0] for stage in run["waterfall"])
+    assert last["loss"] == gate["metrics"][0]["loss"] != first["loss"] and first["kind"] == "log_perplexity"
+    assert "## Training: distil from" in (evidence / "report.md").read_text()
+    assert "Loss added by each stage" in (evidence / "report.html").read_text()
+
+
+def test_training_under_rounding_ends_in_the_formats_own_bytes(student, tiny_models, tmp_path):
+    """What the quantize stage writes is what the student computed with when it was at its best."""
+    options = {**OPTIONS, "teacher": str(tiny_models("llama")), "quantized": True}
+    stages = [{"distill": options}, {"quantize": {"format": "int4", "group_size": 64}}]
+    plans = plan_stages(
+        [Stage.model_validate(stage) for stage in stages], Checkpoint.open(student), Place(tmp_path / "run", 10**9)
+    )
+    report, _ = [run_stage(plan, torch.device("cpu"), lambda _: None) for plan in plans]
+    wanted = logits(tiny_models("llama"))
+    kl = [(wanted.exp() * (wanted - logits(path))).sum(-1).mean().item() for path in (student, plans[-1].result.path)]
+    assert report["curve"][-1]["kl"] < report["curve"][0]["kl"] and kl[1] < 1.5 * kl[0]
+
+
+def test_training_under_rounding_needs_the_stage_that_rounds(student, tiny_models, tmp_path):
+    with pytest.raises(RecipeError, match=r"distill\.quantized needs a stage quantize with method rtn right after it"):
+        distil(student, tmp_path, tiny_models("llama"), quantized=True)
