@@ -144,7 +144,9 @@ def _figures(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan]) -> 
         "files": len(plans[-1].shards.files),
         "disk_needed": sum(plan.shards.nbytes for plan in plans),
         "disk_free": free_bytes(Path(recipe.output)),
-        "memory_stages": WORKING_SET * max(info.nbytes for info in source.tensors.values()),
+        "memory_stages": max(
+            WORKING_SET * max(info.nbytes for info in source.tensors.values()), *(plan.memory for plan in plans)
+        ),
         "memory_evaluation": round(elements * width * EVAL_OVERHEAD),
     }
 

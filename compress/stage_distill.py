@@ -56,7 +56,7 @@ def plan_distill(options: Distill, source: Checkpoint, target: Path, place: Plac
     teacher = place.origin if options.teacher == "source" else Checkpoint.open(fetch_source(options.teacher, say=say))
     if teacher is None or teacher.path == source.path:
         raise RecipeError("stages: the student is the teacher itself: put distill after prune, or name another teacher")
-    check_memory(source, teacher)
+    memory = check_memory(source, teacher)
     rounded = _rounded(source, place) if options.quantized else []
     shards = plan_shards({name: info.spec for name, info in source.tensors.items()}, place.max_shard_size)
 
@@ -87,6 +87,7 @@ def plan_distill(options: Distill, source: Checkpoint, target: Path, place: Plac
             if len(info.shape) == 2
         ],
         write=write,
+        memory=memory,
     )
 
 
@@ -111,11 +112,11 @@ def _rounded(source: Checkpoint, place: Place) -> list[Assignment]:
     return list(plan.quantized)
 
 
-def check_memory(student: Checkpoint, teacher: Checkpoint) -> None:
-    """Whether both fit into the memory that is largest here.
+def check_memory(student: Checkpoint, teacher: Checkpoint) -> int:
+    """Bytes that training takes before activations.
 
     Raises:
-        InputError: they do not.
+        InputError: more than the memory that is largest here.
     """
     sizes = [sum(info.nbytes // info.dtype.itemsize for info in side.tensors.values()) for side in (student, teacher)]
     needed = sizes[0] * TRAINED + sizes[1] * 4
@@ -128,6 +129,7 @@ def check_memory(student: Checkpoint, teacher: Checkpoint) -> None:
             f"{needed / 1e9:.0f} GB before activations, {present / 1e9:.0f} GB are here: use a smaller teacher or "
             "several GPUs"
         )
+    return needed
 
 
 def learn(

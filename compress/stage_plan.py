@@ -34,6 +34,7 @@ class StagePlan:
 
     source   what it reads: a real checkpoint, or for later stages the one the stage before will write
     result   what it will write, down to the offsets; its files do not exist yet
+    memory   bytes it holds beside a few tensors: models that are trained
     write    fills the shards into a directory; returns what was found out on the way, for run.json
     candidates  what else was looked at when planning, a row of named cells each, the source first; may be empty
     """
@@ -45,6 +46,7 @@ class StagePlan:
     shards: ShardPlan
     layers: list[LayerRow]
     write: Callable[[Path, torch.device, Advance], dict[str, Any]]
+    memory: int = 0
     candidates: Sequence[Mapping[str, str]] = ()
 
 

@@ -82,7 +82,7 @@ class Distill(BaseModel):
 
     `teacher` is "source" (what the run started from) or a directory with the same tokenizer. `data: self` has the
     teacher write `sampled` sequences. With `quantized` the student computes with weights rounded as the quantize stage
-    after it rounds them. `held_out` sequences are never learnt from; every `evaluate_every` steps the divergence on them
+    after it rounds them. `held_out` sequences are never learnt from; every `evaluate_every` steps the KL on them
     is measured, the best state is what is kept, and `patience` times without a better one end it.
     """
 
