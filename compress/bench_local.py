@@ -27,7 +27,7 @@ from compress.progress import say, step
 from compress.source import check_usable, fetch_source
 from evals.serving import Round
 from evals.stopwatch import random_prompt, time_generation
-from quant.kv.stored import kv_scheme_of
+from quant.kv.config import kv_scheme_of
 from quant.loader import load_model
 
 __all__ = ["Measured", "measure_local"]

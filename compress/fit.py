@@ -97,7 +97,7 @@ def fit_lines(run: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 def _fits(wanted: Fit, side: "Checkpoint") -> FitReport:
     """With the KV cache an engine would keep of this checkpoint by itself, unless another one is asked for."""
-    from quant.kv.stored import kv_scheme_of  # brings torch, which a recipe need not wait for
+    from quant.kv.config import kv_scheme_of  # brings torch, which a recipe need not wait for
 
     scheme = kv_scheme_of(side.config)
     kv = wanted.kv or (scheme.name if scheme and scheme.served else "bf16")
