@@ -3,7 +3,6 @@
 Everything that can be wrong with the files is found here, from headers alone, before hours are spent on the weights.
 """
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from compress.errors import CheckpointError
+from compress.inputs import parse_json
 from compress.tensor_file import TensorInfo, read_header, read_tensor
 
-__all__ = ["Checkpoint", "read_json"]
+__all__ = ["Checkpoint", "read_config", "read_json"]
 
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -37,6 +37,17 @@ NOT_CARRIED = (
     ".eval_results",
     "__pycache__",
 )  # folders that describe the source, not the model
+
+CONFIG_TYPES: dict[str, type] = {
+    "model_type": str,
+    "architectures": list,
+    "text_config": dict,
+    "quantization_config": dict,
+    "num_hidden_layers": int,
+    "hidden_size": int,
+    "vocab_size": int,
+}
+TYPE_WORDS = {str: "text", list: "a list", dict: "a mapping", int: "a whole number"}
 
 
 @dataclass(frozen=True)
@@ -62,8 +73,7 @@ class Checkpoint:
         path = Path(path)
         if not path.is_dir():
             raise CheckpointError(f"{path} is not a directory: give a checkpoint directory")
-        config = read_json(path / "config.json")
-        return Checkpoint(path, config, _open_shards(path))
+        return Checkpoint(path, read_config(path / "config.json"), _open_shards(path))
 
     def read(self, name: str) -> Tensor:
         """One tensor, in memory of its own."""
@@ -104,14 +114,29 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: missing, unreadable, or no JSON object.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_bytes())
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing: {path.parent} is not a whole checkpoint") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{path} is not valid JSON ({error})") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds no JSON object")
     return value
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """config.json, with what this program reads of it of the types it is read as.
+
+    Raises:
+        CheckpointError: as `read_json`, or a value of another type.
+    """
+    config = read_json(path)
+    nested = config.get("text_config")
+    for part in (config, nested if isinstance(nested, dict) else {}):
+        for key, kind in CONFIG_TYPES.items():
+            if part.get(key) is not None and not isinstance(part[key], kind):
+                raise CheckpointError(f"{path}: {key} is {part[key]!r}, not {TYPE_WORDS[kind]}: fetch the file again")
+    return config
 
 
 def _open_shards(path: Path) -> dict[str, TensorInfo]:
@@ -141,6 +166,11 @@ def _open_indexed(path: Path) -> dict[str, TensorInfo]:
     weight_map = read_json(path / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path / INDEX} has no weight_map: the index is damaged")
+    wrong = [
+        shard for shard in weight_map.values() if not (shard and isinstance(shard, str) and Path(shard).name == shard)
+    ]
+    if wrong:
+        raise CheckpointError(f"{path / INDEX} names {wrong[0]!r}, which is no file name: the index is damaged")
     tensors: dict[str, TensorInfo] = {}
     for shard in dict.fromkeys(weight_map.values()):
         if not (path / shard).is_file():

@@ -43,6 +43,13 @@ OS_ERRORS = {
     errno.EDQUOT: "the disk quota is used up: free space or choose another output",
     errno.EACCES: "permission denied: choose a place you can read and write",
     errno.EPERM: "permission denied: choose a place you can read and write",
+    errno.ENOTDIR: "a file stands where a directory should be: choose another place",
+    errno.EISDIR: "a directory stands where a file should be: give the path of a file",
+    errno.ENAMETOOLONG: "the path is too long: choose a shorter one",
+    errno.ELOOP: "the path is a circle of links: give the path of what is meant",
+    errno.EFBIG: "a file would be larger than the limit here: raise it (ulimit -f) or lower max_shard_size",
+    errno.EMFILE: "too many files are open: raise the limit (ulimit -n)",
+    errno.EIO: "the disk or the network reports an error: check it and run the command again",
     errno.EROFS: "the file system is read-only: choose another output",
 }
 
@@ -280,7 +287,11 @@ def _exit_code() -> int:
             raise
         return _report(f"{OS_ERRORS[error.errno]} ({error.filename or error.strerror})", InputError.exit_code)
     except typer.TyperException as error:  # the command line's own mistakes: unknown command, missing argument
-        return _report(error.format_message(), InputError.exit_code)
+        message = error.format_message()
+        if message.startswith("Usage:"):  # no words at all: the help is the answer
+            console.print(message, markup=False)
+            return InputError.exit_code
+        return _report(message, InputError.exit_code)
 
 
 def _report(sentence: str, code: int) -> int:

@@ -18,7 +18,7 @@ def resolve_device(name: str) -> torch.device:
         return accelerator or torch.device("cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).item()  # a device without values, `meta`, computes nothing
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InputError(f"device {name!r} is not available here: use auto, cpu, cuda, cuda:N or mps") from error
     return device

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from compress.environment import environment
-from compress.errors import CompressError
+from compress.errors import CompressError, Refused
+from compress.inputs import parse_json
 from compress.manifest import Manifest, build_manifest, canonical_json, compare
 from compress.progress import say
 from compress.recipe import Recipe
@@ -180,7 +181,10 @@ def is_whole(folder: Path) -> bool:
     """Whether a folder of results is there and as it was when it was sealed."""
     if not (folder / SEAL).is_file():
         return False
-    manifest = Manifest.from_record(json.loads((folder / SEAL).read_text(encoding="utf-8")))
+    try:
+        manifest = Manifest.from_record(parse_json((folder / SEAL).read_bytes()))
+    except (ValueError, Refused):
+        return False
     return [difference.path for difference in compare(manifest, folder)] == [SEAL]
 
 

@@ -15,7 +15,6 @@ or signed elsewhere.
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from urllib.parse import quote
 import yaml
 
 from compress.errors import InputError, Refused
+from compress.inputs import parse_json
 from compress.manifest import EVIDENCE, Manifest, canonical_json, sha256_file
 from evals.gate import Metric
 from evals.pairing import Row
@@ -139,7 +139,7 @@ def read_lock(directory: Path) -> tuple[Plan, dict[str, Any]]:
     """The plan in recipe.lock.yaml and the resolved recipe beside it; `Refused` if there is none."""
     try:
         lock = yaml.safe_load((directory / EVIDENCE / LOCK).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise Refused(f"{LOCK} cannot be read: {error}") from error
     plan = Plan.from_record(lock.get("plan") if isinstance(lock, dict) else None)
     if not isinstance(lock.get("recipe"), dict):
@@ -151,7 +151,7 @@ def read_rows(directory: Path, data: str, side: str) -> list[Row]:
     """The stored rows of one side; `Refused` if they are missing or damaged."""
     name = samples_file(data, side)
     try:
-        rows = [json.loads(line) for line in (directory / EVIDENCE / name).read_bytes().splitlines()]
+        rows = [parse_json(line) for line in (directory / EVIDENCE / name).read_bytes().splitlines()]
     except (OSError, ValueError) as error:
         raise Refused(f"{name} cannot be read: {error}") from error
     if not all(isinstance(row, dict) and "id" in row for row in rows):
@@ -168,7 +168,7 @@ def _shape(where: str, found: Any, fields: Mapping[str, type]) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; `Refused` if the file is missing or holds something else."""
     try:
-        found = json.loads(path.read_bytes())
+        found = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise Refused(f"{path.name} cannot be read: {error}") from error
     if not isinstance(found, dict):

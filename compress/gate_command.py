@@ -13,6 +13,7 @@ from compress.errors import InputError
 from compress.evaluation import load_sets
 from compress.evidence import write_evidence
 from compress.fit import check_fit, fit_record
+from compress.inputs import local_path
 from compress.judgement import hash_side, judge
 from compress.manifest import EVIDENCE
 from compress.outlets import check_outlets, show_elsewhere
@@ -77,7 +78,7 @@ def gate(
 
 
 def _evidence_place(variant: str, *, overwrite: bool) -> Path:
-    directory = Path(variant).expanduser()
+    directory = local_path(variant)
     if not directory.is_dir():
         raise InputError(
             f"variant {variant!r} is no local directory, where the evidence is written: save it to one first"

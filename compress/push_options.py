@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from compress.errors import RecipeError
@@ -33,7 +32,7 @@ class PushOptions(BaseModel):
 
 
 def parse_push(words: Sequence[str]) -> PushOptions:
-    """Options from `key=value` words; a value is YAML.
+    """Options from `key=value` words.
 
     Raises:
         RecipeError: every problem.
@@ -43,7 +42,7 @@ def parse_push(words: Sequence[str]) -> PushOptions:
         key, equals, value = word.partition("=")
         if not equals:
             raise RecipeError(f"{word!r} is not of the form key=value: did you mean repo={word}?")
-        found[key] = yaml.safe_load(value) if key in ("private", "create_pr") else value
+        found[key] = value  # pydantic reads true and false
     try:
         return PushOptions.model_validate(found)
     except ValidationError as error:

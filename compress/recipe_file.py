@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from compress.errors import RecipeError
+from compress.inputs import local_path
 from compress.recipe import Recipe
 
 __all__ = ["apply_overrides", "load_recipe", "parse_recipe", "recipe_text", "shipped_recipes"]
@@ -21,6 +22,13 @@ HINTS = {
     "max": "say how much divergence is allowed, for example 0.2 (nats per token); there are no defaults",
     "max_loss_pp": "say how many percentage points may be lost, for example 2; there are no defaults",
 }
+PLAIN = {  # pydantic's words for Python's types, in a recipe's
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping of keys to values",
+    "model_type": "must be a mapping of keys to values",
+    "string_type": "must be text",
+}
+MERGE = "tag:yaml.org,2002:merge"  # the key <<, whose values the keys beside it may replace
 
 
 class _Loader(yaml.SafeLoader):
@@ -28,11 +36,20 @@ class _Loader(yaml.SafeLoader):
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
+    own = [key for key, _ in node.value if key.tag != MERGE]
+    keys = [loader.construct_object(key, deep=True) for key in own]
     twice = [key for i, key in enumerate(keys) if key in keys[:i]]
     if twice:
         raise RecipeError(f"line {node.start_mark.line + 1}: the key {twice[0]!r} is given twice")
     return loader.construct_mapping(node, deep=True)
+
+
+def _parse(text: str) -> Any:
+    """YAML as plain data; every way in which a text is none is a `yaml.YAMLError`."""
+    try:
+        return yaml.load(text, Loader=_Loader)  # derived from SafeLoader
+    except (ValueError, RecursionError) as error:  # dates, numbers and depths that Python does not take
+        raise yaml.YAMLError(str(error)) from error
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
@@ -51,7 +68,7 @@ def recipe_text(name: str) -> str:
     Raises:
         RecipeError: neither.
     """
-    path = Path(name).expanduser()
+    path = local_path(name)
     shipped = shipped_recipes()
     try:
         if path.is_file():
@@ -81,7 +98,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 def parse_recipe(text: str, overrides: Sequence[str] = (), name: str = "recipe") -> Recipe:
     """As `load_recipe`, from the text itself."""
     try:
-        tree = yaml.load(text, Loader=_Loader)  # derived from SafeLoader
+        tree = _parse(text)
     except yaml.YAMLError as error:
         raise RecipeError(f"recipe {name!r} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):
@@ -106,7 +123,7 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str,
         if not equals or not path:
             raise RecipeError(f"override {override!r} is not of the form dotted.key=value")
         try:
-            _set(out, path.split("."), yaml.safe_load(value), override)
+            _set(out, path.split("."), _parse(value), override)
         except yaml.YAMLError as error:
             raise RecipeError(f"override {override!r} has a value that is not valid YAML") from error
     return out
@@ -147,20 +164,25 @@ def _echo(detail: ErrorDetails) -> bool:
 
 def _sentence(detail: ErrorDetails) -> str:
     """One problem: its path, the value, what is allowed."""
-    location = [part for part in detail["loc"] if not (isinstance(part, str) and part in _KINDS)]
+    location = _without_kind(detail["loc"])
     path = ".".join(map(str, location)) or "recipe"
     kind, key = detail["type"], str(location[-1]) if location else ""
     if kind == "extra_forbidden":
         return f"{path}: unknown key{_did_you_mean(location)}"
     if kind == "missing":
         return f"{path}: missing; {HINTS.get(key, 'it has no default')}"
-    message = detail["msg"].removeprefix("Value error, ")
+    message = PLAIN.get(kind, detail["msg"]).removeprefix("Value error, ")
     message = message if message[:2].isupper() else message[:1].lower() + message[1:]  # "KV-cache" keeps its capitals
     shown = repr(detail["input"])
     return f"{path}: {message}" if len(shown) > 60 else f"{path}: {message} (got {shown})"
 
 
-_KINDS = {"log_perplexity", "gold_nll", "kl", "accuracy"}  # discriminator tags that pydantic puts in the path
+def _without_kind(location: tuple[int | str, ...]) -> list[int | str]:
+    """The path without the tag of the kind, which pydantic puts behind the name of a metric."""
+    return [part for i, part in enumerate(location) if not (i == 3 and location[0] == "gate" and part in _KINDS)]
+
+
+_KINDS = {"log_perplexity", "gold_nll", "kl", "accuracy"}
 
 
 def _did_you_mean(location: Sequence[int | str]) -> str:

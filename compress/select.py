@@ -60,6 +60,8 @@ def _problem(where: str, entry: str, modules: Sequence[Module]) -> str | None:
     if any(specificity(entry, module) for module in modules):
         return None
     known = [*CLASSES, *(module.name for module in modules)]
+    if entry in CLASSES:
+        return f"{where}: the checkpoint has no module of the class {entry!r}"
     near = difflib.get_close_matches(entry, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"name a module, a class ({', '.join(CLASSES)}) or re:PATTERN"
     return f"{where}: {entry!r} matches no module: {hint}"

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from compress.errors import InputError, Refused
 from compress.evidence_files import MANIFEST, read_gate, read_manifest
+from compress.inputs import local_path
 from compress.progress import step
 from compress.statement import sign_statement
 from compress.verify import verify
@@ -19,7 +20,7 @@ def show(directory: Path, words: Mapping[str, str], *, as_json: bool) -> int:
     """Sign and print where the signature is; the exit code of the command."""
     if set(words) != {"key"}:
         raise InputError(f"give key=FILE and nothing else, not {', '.join(words) or 'nothing'}")
-    envelope = sign(directory, Path(words["key"]).expanduser())
+    envelope = sign(directory, local_path(words["key"]))
     if as_json:
         print(json.dumps({"signature": str(envelope)}))
     else:

@@ -15,8 +15,9 @@ from typing import Any
 
 import platformdirs
 
-from compress.checkpoint import OTHER_WEIGHTS, PICKLES, Checkpoint, read_json
+from compress.checkpoint import OTHER_WEIGHTS, PICKLES, Checkpoint, read_config
 from compress.errors import CheckpointError, InputError, RecipeError
+from compress.inputs import local_path
 from compress.tensor_file import TensorInfo, fsync_directory, tensor_info
 
 __all__ = ["DEMO_INSTALL", "cache_directory", "check_usable", "fetch_source", "peek_source"]
@@ -53,12 +54,12 @@ def peek_source(model: str, revision: str | None = None, say: Say = lambda _: No
     if local := _local(model, say):
         return Checkpoint.open(local)
     path = _download(model, revision, [*UNWANTED, "*.safetensors"], say)
-    return Checkpoint(path, read_json(path / "config.json"), _remote_tensors(model, revision, path))
+    return Checkpoint(path, read_config(path / "config.json"), _remote_tensors(model, revision, path))
 
 
 def _local(model: str, say: Say) -> Path | None:
     """The directory of a model that is on this machine, None for a hub id."""
-    path = Path(model).expanduser()
+    path = local_path(model)
     if model == "demo":
         return _convert_gguf(_demo_file(), say)
     if path.is_dir():

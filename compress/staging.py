@@ -8,12 +8,15 @@ out/.fp8.lock      held while a run works
 
 import contextlib
 import fcntl
-import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from compress.amounts import format_bytes
 from compress.errors import Diverged, InputError
+from compress.inputs import local_path, parse_json
 from compress.manifest import EVIDENCE
 from compress.tensor_file import fsync_directory
 from compress.writer import free_bytes, publish, write_json
@@ -25,10 +28,16 @@ HEADROOM = 1.02  # side files, headers, evidence
 
 
 class Places:
-    """The four paths of an output."""
+    """The four paths of an output.
+
+    Raises:
+        InputError: no path, or the root, beside which nothing can be made.
+    """
 
     def __init__(self, output: str) -> None:
-        self.output = Path(output).expanduser().absolute()
+        self.output = Path(os.path.abspath(local_path(output)))  # without `..`, which has no place beside it
+        if not self.output.name:
+            raise InputError(f"output {output!r} is the root of the disk: choose a directory in it")
         self.blocked = self.output.with_name(f"{self.output.name}.blocked")
         self.staging = self.output.with_name(f".{self.output.name}.staging")
         self.lock = self.output.with_name(f".{self.output.name}.lock")
@@ -44,14 +53,22 @@ def check_output(places: Places, source: Path, needed: int, *, overwrite: bool) 
     if output == origin or output.is_relative_to(origin) or origin.is_relative_to(output):
         raise InputError(f"output {places.output} and source {source} lie in each other: choose another output")
     for place in (places.output, places.blocked):
+        if (place.exists() and not place.is_dir()) or place.is_symlink():
+            raise InputError(f"{place} exists and is no directory: choose another output")
         if place.exists() and not overwrite:
             raise InputError(f"{place} exists: choose another output or add --overwrite")
         if place.exists() and any(place.iterdir()) and not (place / EVIDENCE).is_dir():
             raise InputError(f"{place} was not written by a run, so it is not overwritten: choose another output")
+    parent = next(folder for folder in output.parents if folder.exists())
+    if not parent.is_dir():
+        raise InputError(f"output {output} lies in {parent}, which is a file: choose another output")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"output {output} lies in {parent}, where you may not write: choose another output")
     free = free_bytes(places.output)
     if needed * HEADROOM > free:
         raise InputError(
-            f"the run needs {needed * HEADROOM / 1e9:.1f} GB for {output.parent}, {free / 1e9:.1f} GB are free"
+            f"the run needs {format_bytes(int(needed * HEADROOM))} in {output.parent}, {format_bytes(free)} are free: "
+            "free space or choose another output"
         )
 
 
@@ -96,12 +113,20 @@ def _make_parents(folder: Path) -> list[Path]:
 
 def _prepare(folder: Path, key: dict[str, object]) -> None:
     stored = folder / KEY
-    if stored.is_file() and json.loads(stored.read_text() or "null") == key:
+    if _stored_key(stored) == key:
         _drop_partial(folder)
         return
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     write_json(stored, key)
+
+
+def _stored_key(file: Path) -> Any:
+    """The key of an earlier run; None where there is none, or one that was cut off while it was written."""
+    try:
+        return parse_json(file.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def _drop_partial(folder: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from compress.errors import InputError, Refused
 from compress.evidence_files import GATE, LOCK, SUMS
+from compress.inputs import parse_json
 from compress.keys import private_key, public_key
 from compress.manifest import EVIDENCE, Manifest, sha256_file
 
@@ -86,7 +87,7 @@ def check_signature(directory: Path, key_file: Path) -> str | None:
     if not path.is_file():
         return f"{ENVELOPE} is missing: nobody has signed this evidence"
     try:
-        envelope = json.loads(path.read_bytes())
+        envelope = parse_json(path.read_bytes())
         payload = base64.b64decode(envelope["payload"], validate=True)
         signatures = [base64.b64decode(found["sig"], validate=True) for found in envelope["signatures"]]
         signed = envelope["payloadType"] == PAYLOAD_TYPE

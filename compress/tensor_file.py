@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import index  # an integer as it is, never one made of text or a fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from compress.errors import CheckpointError
+from compress.inputs import parse_json
 
 __all__ = ["DTYPES", "Spec", "TensorInfo", "encode_header", "read_header", "read_tensor", "tensor_info"]
 
@@ -110,6 +112,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     Raises:
         CheckpointError: no safetensors file, truncated, corrupt, a name twice, or a dtype we do not read.
     """
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing or no file: fetch the checkpoint again")
     size = path.stat().st_size
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -134,8 +138,8 @@ def _parse(raw: bytes, path: Path) -> dict[str, Any]:
         return out
 
     try:
-        entries = json.loads(raw, object_pairs_hook=unique)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        entries = parse_json(raw, unique)
+    except ValueError as error:
         raise CheckpointError(f"{path} has a corrupt safetensors header ({error}): fetch the file again") from error
     if not isinstance(entries, dict):
         raise CheckpointError(f"{path} has a corrupt safetensors header (no object): fetch the file again")
@@ -149,7 +153,8 @@ def tensor_info(path: Path, start: int, name: str, entry: Any) -> TensorInfo:
         CheckpointError: fields missing, a dtype that is not read, or sizes that disagree.
     """
     try:
-        dtype, shape, (begin, end) = entry["dtype"], tuple(map(int, entry["shape"])), entry["data_offsets"]
+        dtype, shape, (begin, end) = str(entry["dtype"]), tuple(map(index, entry["shape"])), entry["data_offsets"]
+        begin, end = index(begin), index(end)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} has a corrupt entry for tensor {name!r}: fetch the file again") from error
     if dtype not in DTYPES:

@@ -8,7 +8,6 @@ which is why results carry the hash of the samples and no version is pinned here
 Texts are scored as they are: nothing is detokenized, unwrapped or normalized.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from itertools import accumulate, groupby
@@ -17,6 +16,7 @@ from pydoc_data.topics import topics
 from typing import Any, Final
 
 from compress.errors import InputError
+from compress.inputs import parse_json
 
 WORDS: Final = 350
 FIELDS: Final = ("text", "page")
@@ -117,8 +117,8 @@ def _jsonl(path: Path) -> Iterator[Row]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
+            row = parse_json(line)
+        except ValueError as error:
             raise InputError(f"line {number} of {str(path)!r} is not JSON: {error}") from error
         if not isinstance(row, dict):
             raise InputError(f"line {number} of {str(path)!r} is not a JSON object")

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 __all__ = ["Documents", "Engine", "Evals", "Gate", "MetricOptions", "Problems", "Task", "Waiver"]
 
 STRICT = ConfigDict(frozen=True, extra="forbid")
+MOST = 100_000  # samples of a set: more is a slip, and would be drawn for hours before anything else is looked at
 
 
 def _percent(value: Any) -> float:
@@ -38,7 +39,7 @@ class Documents(BaseModel):
     model_config = STRICT
 
     source: str = Field(description="python-docs, wikitext, or a path to .jsonl, .txt or .parquet")
-    count: int = Field(default=64, gt=0)
+    count: int = Field(default=64, gt=0, le=MOST)
     max_tokens: int = Field(default=512, gt=1, description="tokens scored per document")
     field: str | None = Field(default=None, description="column of the text")
     words: int = Field(default=350, gt=0, description="least words of a document cut from python-docs or a .txt")
@@ -50,7 +51,7 @@ class Problems(BaseModel):
     model_config = STRICT
 
     source: str = Field(description="arithmetic, gsm8k, recall, or a path to .jsonl")
-    count: int = Field(default=120, gt=0)
+    count: int = Field(default=120, gt=0, le=MOST)
     question: str = Field(default="question", description="column of the question")
     answer: str = Field(default="answer", description="column of the worked solution")
     words: int | None = Field(default=None, gt=0, description="least words of text around the facts of recall")
@@ -68,7 +69,7 @@ class Task(BaseModel):
     model_config = STRICT
 
     source: str = Field(description="name of an lm-eval task, or path of its YAML")
-    count: int = Field(default=200, gt=0)
+    count: int = Field(default=200, gt=0, le=MOST)
     metric: str = "acc"
     filter: str = "none"
     num_fewshot: int | None = Field(default=None, ge=0)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.errors import InputError
+from compress.inputs import local_path
 from compress.planner.inventory import Header, Weight, inventory, key_rows, meta_headers
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def load_model(source: str) -> Model:
     Raises:
         InputError: nothing there, not reachable, or an architecture that is not known.
     """
-    path = Path(source).expanduser()
+    path = local_path(source)
     if path.is_dir():
         return _from_directory(path)
     if path.is_file() and path.name == "config.json":
