@@ -47,7 +47,7 @@ CONFIG_TYPES: dict[str, type] = {
     "hidden_size": int,
     "vocab_size": int,
 }
-TYPE_WORDS = {str: "text", list: "a list", dict: "a mapping", int: "a whole number"}
+TYPE_WORDS: dict[type, str] = {str: "text", list: "a list", dict: "a mapping", int: "a whole number"}
 
 
 @dataclass(frozen=True)
