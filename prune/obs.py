@@ -18,7 +18,9 @@ from torch import Tensor
 
 __all__ = ["Units", "columns_of", "refit", "select_obs"]
 
-DAMPING = 1e-3  # of the mean diagonal of H
+# of the mean diagonal of H; on 12,000 tokens of held-out text a first layer lost a fifth less with 0.1 than with 0.001
+DAMPING = 1e-1
+SELECTING = 1e-3  # while choosing: so small that columns without inputs always go first
 ROUNDS = 128  # at most so many would remove every unit; fewer units go one by one
 
 
@@ -50,7 +52,7 @@ def select_obs(weight: Tensor, hessian: Tensor, units: Units, keep: int) -> Tens
         keep: units to keep, a multiple of `units.sections`.
     """
     w = weight.double().clone()
-    inverse = torch.linalg.inv(_damped(hessian))
+    inverse = torch.linalg.inv(_damped(hessian, SELECTING))
     alive = torch.ones(units.count, dtype=torch.bool, device=w.device)
     quota = torch.full((units.sections,), (units.count - keep) // units.sections)
     section = torch.arange(units.count) // (units.count // units.sections)
@@ -65,9 +67,9 @@ def select_obs(weight: Tensor, hessian: Tensor, units: Units, keep: int) -> Tens
     return alive.nonzero().flatten()
 
 
-def _damped(hessian: Tensor) -> Tensor:
+def _damped(hessian: Tensor, fraction: float) -> Tensor:
     h = hessian.double()
-    damping = DAMPING * h.diagonal().mean()
+    damping = fraction * h.diagonal().mean()
     if not bool(damping > 0):
         raise ValueError("the inputs are all zero or not finite")
     return h + damping * torch.eye(len(h), dtype=h.dtype, device=h.device)
@@ -110,6 +112,6 @@ def refit(weight: Tensor, hessian: Tensor, columns: Tensor) -> Tensor:
     Raises:
         ValueError: inputs that are all zero or not finite.
     """
-    h = _damped(hessian)
+    h = _damped(hessian, DAMPING)
     factor = torch.linalg.cholesky(h[columns][:, columns])
     return torch.cholesky_solve(h[columns] @ weight.double().t(), factor).t()

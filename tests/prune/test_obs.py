@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from prune.obs import DAMPING, Units, columns_of, refit, select_obs
+from prune.obs import DAMPING, SELECTING, Units, columns_of, refit, select_obs
 from prune.scores import activation_score, random_score, top_units
 
 
@@ -17,9 +17,9 @@ def problem(columns=12, rows=5, tokens=200):
     return weight, inputs, inputs.t() @ inputs / tokens
 
 
-def twin_refit(weight, inputs, columns):
+def twin_refit(weight, inputs, columns, fraction=DAMPING):
     """The same least squares with the damping as extra rows of data."""
-    damping = DAMPING * (inputs.square().sum(dim=0) / len(inputs)).mean()
+    damping = fraction * (inputs.square().sum(dim=0) / len(inputs)).mean()
     data = torch.cat([inputs, (damping * len(inputs)).sqrt() * torch.eye(inputs.shape[1], dtype=inputs.dtype)])
     return torch.linalg.lstsq(data[:, columns], data @ weight.t()).solution.t(), data
 
@@ -56,7 +56,7 @@ def test_each_step_removes_what_least_squares_from_scratch_would(units):
         errors = {}
         for unit in (u for u in alive if quota[section[u]]):
             columns = columns_of(torch.tensor([u for u in alive if u != unit]), units.size)
-            solution, data = twin_refit(weight, inputs, columns)
+            solution, data = twin_refit(weight, inputs, columns, SELECTING)
             errors[unit] = float((data @ weight.t() - data[:, columns] @ solution.t()).square().sum())
         worst = min(errors, key=errors.get)
         alive.remove(worst)
