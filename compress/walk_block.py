@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from compress.errors import InputError
@@ -86,11 +87,11 @@ class Block:
             self.forward(self.inputs[:1])
         return [tuple(group) for _, group in seen.values()]
 
-    def observe(self, names: Sequence[str], sequences: int) -> list[Group]:
-        """The groups of `names` as the block is now, their statistics from the first `sequences`; changes nothing."""
+    def observe(self, names: Sequence[str], count: int) -> list[Group]:
+        """The groups of `names` as the block is now, statistics of the first `count` batches; changes nothing."""
         groups = self._groups(names)
         with _hooked({group.linears[0]: partial(_count, group) for group in groups}), torch.no_grad():
-            for batch in batches(self.inputs[:sequences]):
+            for batch in _first(batches(self.inputs), count):
                 self.forward(batch)
         for group in groups:
             _complete(group)
@@ -145,6 +146,12 @@ class Block:
 
 def batches(hidden: Tensor) -> list[Tensor]:
     return list(torch.split(hidden, max(BATCH_TOKENS // hidden.shape[1], 1)))
+
+
+def _first(mine: Sequence[Tensor], count: int) -> Sequence[Tensor]:
+    """Those of this rank's batches that are among the first `count` of all ranks, which hold them in turn."""
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    return mine[: len(range(rank, count, ranks))]
 
 
 class _Passes:

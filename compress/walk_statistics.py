@@ -1,4 +1,4 @@
-"""What calibration keeps of the inputs of a layer: their second moments, their range and how active they are."""
+"""What calibration keeps of the inputs of a layer: second moments, range, how active they are, and a few of them."""
 
 import torch
 import torch.distributed as dist
@@ -6,6 +6,7 @@ from torch import Tensor
 
 __all__ = ["Statistics", "gram"]
 
+SAMPLE = 256  # inputs that are kept as they are
 TILES = 4  # of the lower triangle of x^T x: 10 of 16 products are computed
 
 
@@ -20,12 +21,16 @@ class Statistics:
         self.tokens = 0
         self.absmax = torch.zeros(features, device=device)  # (I,) largest magnitude per column
         self.activity = torch.zeros(features, device=device)  # (I,) sum over sequences of (mean over tokens |x|)^2
+        self.sample = torch.zeros(SAMPLE, features, device=device)  # (SAMPLE, I) of the first batch; rows left are zero
         self._sum = torch.zeros(features, features, dtype=torch.float64, device=device)
 
     def add(self, inputs: Tensor) -> None:
         """Count inputs (..., I) of any float dtype."""
         x = inputs.reshape(-1, inputs.shape[-1]).float()
         if len(x):
+            if not self.tokens:
+                spread = x[:: -(-len(x) // SAMPLE)]
+                self.sample[: len(spread)] = spread
             self.tokens += len(x)
             self._sum += gram(x)
             self.absmax = torch.maximum(self.absmax, x.abs().amax(dim=0))
@@ -39,6 +44,7 @@ class Statistics:
         dist.all_reduce(tokens)
         dist.all_reduce(self._sum)
         dist.all_reduce(self.activity)
+        dist.broadcast(self.sample, 0)  # the first rank has the first batch
         dist.all_reduce(self.absmax, op=dist.ReduceOp.MAX)
         self.tokens = int(tokens)
 

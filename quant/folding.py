@@ -7,7 +7,7 @@ the experts, have no row for it. Rows that a block does not have are skipped, an
 more: a family for which the table is wrong is refused instead of spoilt.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ __all__ = ["FOLDS", "Fold", "equalize"]
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 LATENT = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa")
 MLP = ("mlp.gate_proj", "mlp.up_proj")
-SEQUENCES = 16  # calibration sequences whose inputs decide the factors
+BATCHES = 1  # of calibration tokens whose inputs decide the factors
 TOLERANCE = 1e-2  # of the block's largest output: far above rounding to bfloat16, far below a wrong fold
 
 
@@ -76,12 +76,12 @@ def equalize(
     """
     with torch.no_grad():
         before = block.forward(block.inputs[:1])
-    groups = block.observe([*formats], SEQUENCES)
-    costs = {group.names: cost(group) for group in groups}
-    by_name = {name: costs[group.names] for group in groups for name in group.names}
+    seen: dict[str, _Seen] = {}
+    for group in block.observe([*formats], BATCHES):
+        seen |= dict.fromkeys(group.names, _Seen(cost(group), group.statistics.sample))
     ratios = {
-        producer: _fold(block, producer, readers, formats[readers[0]], by_name[readers[0]], dtype)
-        for producer, readers in _rows(block, by_name)
+        producer: _fold(block, producer, readers, formats[readers[0]], seen[readers[0]], dtype)
+        for producer, readers in _rows(block, seen)
     }
     with torch.no_grad():
         after = block.forward(block.inputs[:1])
@@ -89,7 +89,15 @@ def equalize(
     return {f"{block.name}.{producer}": ratio for producer, ratio in ratios.items() if ratio < 1}
 
 
-def _rows(block: Block, seen: Mapping[str, Tensor]) -> Iterator[tuple[str, list[str]]]:
+@dataclass(frozen=True)
+class _Seen:
+    """Of a layer's inputs: what an error in each column costs (I,), and a sample of them (n, I)."""
+
+    cost: Tensor
+    sample: Tensor
+
+
+def _rows(block: Block, seen: Collection[str]) -> Iterator[tuple[str, list[str]]]:
     present = {name for name, _ in block.module.named_modules()}
     for fold in FOLDS:
         readers = [f"{block.name}.{reader}" for reader in fold.readers]
@@ -98,12 +106,13 @@ def _rows(block: Block, seen: Mapping[str, Tensor]) -> Iterator[tuple[str, list[
             yield fold.producer, readers
 
 
-def _fold(block: Block, producer: str, readers: list[str], fmt: Format, cost: Tensor, dtype: torch.dtype) -> float:
+def _fold(block: Block, producer: str, readers: list[str], fmt: Format, seen: _Seen, dtype: torch.dtype) -> float:
     source = block.module.get_submodule(producer)
     linears = [block.linears[name] for name in readers]
     weight = torch.cat([linear.weight.float() for linear in linears])
     copies, head = _heads(block, producer, weight.shape[1])
-    factor, ratio = equalizing_factor(weight, fmt, cost, dtype=dtype, tie=partial(_tie, copies=copies, head=head))
+    tie = partial(_tie, copies=copies, head=head)
+    factor, ratio = equalizing_factor(weight, fmt, seen.cost, inputs=seen.sample, dtype=dtype, tie=tie)
     if ratio < 1:
         factor = _divide(source, factor, dtype, copies, head)
         for linear in linears:

@@ -8,7 +8,7 @@ from compress.calibration_options import Calibration
 from compress.errors import RecipeError
 from quant.format import Format
 from quant.formats import make_format
-from quant.methods import METHODS
+from quant.methods import DEFAULTS, METHODS
 
 __all__ = ["Override", "Quantize"]
 
@@ -49,13 +49,20 @@ class Override(FormatOptions):
 
 
 class Quantize(FormatOptions):
-    """One quantization stage."""
+    """One quantization stage; without a method it takes the format's default."""
 
-    method: str = "rtn"
+    method: str
     calibration: Calibration = Calibration()
     targets: tuple[str, ...] = Field(default=("Linear",), min_length=1)
     ignore: tuple[str, ...] = ("lm_head",)
     overrides: tuple[Override, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_method(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "method" not in data:
+            return {**data, "method": DEFAULTS.get(str(data.get("format")), "rtn")}
+        return data
 
     @model_validator(mode="after")
     def _format_takes_method(self) -> "Quantize":

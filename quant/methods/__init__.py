@@ -36,12 +36,12 @@ METHODS: Mapping[str, Method] = {
     "search": Method("search scales weighted by the inputs' energy, then round to nearest"),
     "gptq": Method("search scales, then round column by column and let the others make up for it", compensate=True),
     "awq": Method("move channel factors into the layer before, search scales, round to nearest", equalize=True),
-    "awq-gptq": Method(
-        "channel factors, searched scales, compensated rounding, refined codes and scales",
-        compensate=True,
-        refine=1,
-        equalize=True,
-    ),
+    "awq-gptq": Method("channel factors, searched scales, compensated rounding", compensate=True, equalize=True),
 }
 
-DEFAULTS: Mapping[str, str] = {}
+DEFAULTS: Mapping[str, str] = {  # of formats not named here: rtn
+    "int4": "awq-gptq",
+    "mxfp4": "awq-gptq",
+    "nvfp4": "awq-gptq",
+    "int8": "awq",
+}

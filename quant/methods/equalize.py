@@ -8,8 +8,11 @@ errors weighted by a_j^2, sharing a step costs (sum a_j^2 / s_j^2)(sum w_j^2 s_j
 Schwarz, at s_j = (a_j / w_j)^(1/2). What a_j is depends on the method. Round-to-nearest pays for E[x_j^2]; GPTQ only
 for the part of it that later columns cannot make up, which varies far less, so that evening out the weights is nearly
 all there is to do. Powers s = a^p / w^q around both are tried, and the one with the least weighted error after rounding
-is kept; no change is among them. AWQ (arXiv 2306.00978) searches p with q = 0, SmoothQuant (arXiv 2211.10438) uses
-p + q = 1.
+is kept; no change is among them. AWQ (arXiv 2306.00978) searches p with q = 0.
+
+Where a format rounds the inputs too, they have the same trouble the other way round: a token shares one step among its
+channels, and 1/s evens those out. The error of both is then counted on a sample of inputs, and powers that SmoothQuant
+(arXiv 2211.10438) takes, of the channels' largest values and with p + q = 1, are tried as well.
 
 The factor is folded into what produces x (a norm, or the rows of the linear before), so nothing is added at run time.
 """
@@ -19,6 +22,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from quant.activations import activation_quantizer
 from quant.format import Format
 from quant.methods.blocks import reconstruct
 
@@ -26,6 +30,7 @@ __all__ = ["POWERS", "equalizing_factor"]
 
 # (p of the importance, q of the weights)
 POWERS = ((0.0, 0.0), (0.0, 0.5), (0.0, 1.0), (0.1, 0.9), (0.25, 0.5), (0.25, 1.0), (0.5, 0.5), (0.5, 0.0))
+SMOOTHING = ((0.4, 0.6), (0.5, 0.5), (0.6, 0.4), (0.75, 0.25), (0.85, 0.15))  # p of the largest inputs
 LIMIT = 1e3  # factors stay within [1/LIMIT, LIMIT]: a channel that is never active says nothing
 
 
@@ -34,6 +39,7 @@ def equalizing_factor(
     fmt: Format,
     importance: Tensor,
     *,
+    inputs: Tensor,
     dtype: torch.dtype,
     tie: Callable[[Tensor], Tensor] = lambda values: values,
 ) -> tuple[Tensor, float]:
@@ -43,15 +49,24 @@ def equalizing_factor(
         weight: (O, I) float32, all layers that read the input stacked.
         fmt: the format.
         importance: (I,) float32 a_j^2, what a squared error in each column costs.
+        inputs: (n, I) float32, a sample of them; read only where the format rounds its inputs.
         dtype: of the source weight, which scales are stored in.
         tie: maps a quantity per input channel to its mean over the channels that must share one factor.
     """
     sizes = tie(importance).sqrt()
     columns = tie(weight.square().mean(dim=0)).sqrt()
     factors = [_factor(sizes, columns, p, q) for p, q in POWERS]
+    if fmt.activations:
+        largest = tie(inputs.square().amax(dim=0)).sqrt()
+        factors += [_factor(largest, columns, p, q) for p, q in SMOOTHING]
     errors = [_error(weight, fmt, importance, factor, dtype) for factor in factors]
-    best = min(range(len(factors)), key=errors.__getitem__)  # the first of equals: no change
-    return factors[best], errors[best] / errors[0] if errors[0] else 1.0
+    if fmt.activations:
+        noises = [_input_noise(weight, fmt, inputs, factor) for factor in factors]
+        errors = [error + noise for error, noise in zip(errors, noises, strict=True)]
+    size = (weight.square() * importance).sum(dim=1).clamp(min=torch.finfo(torch.float32).tiny)  # rows count alike
+    sums = [float((error / size).sum()) for error in errors]
+    best = min(range(len(factors)), key=sums.__getitem__)  # the first of equals: no change
+    return factors[best], sums[best] / sums[0] if sums[0] else 1.0
 
 
 def _factor(sizes: Tensor, columns: Tensor, p: float, q: float) -> Tensor:
@@ -62,10 +77,17 @@ def _factor(sizes: Tensor, columns: Tensor, p: float, q: float) -> Tensor:
     return log.exp().clamp(1 / LIMIT, LIMIT)
 
 
-def _error(weight: Tensor, fmt: Format, importance: Tensor, factor: Tensor, dtype: torch.dtype) -> float:
+def _error(weight: Tensor, fmt: Format, importance: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """(O,) squared output error of each row from rounding the weights."""
     scaled = weight * factor
     absmax = scaled.abs().amax() if fmt.absmax_scope else None
     rounded = reconstruct(scaled, fmt, fmt.choose(scaled.to(dtype), absmax))
-    noise = ((rounded - scaled).square() * (importance / factor.square())).sum(dim=1)
-    signal = (weight.square() * importance).sum(dim=1)
-    return float((noise / signal.clamp(min=torch.finfo(torch.float32).tiny)).sum())  # a row's own size must not matter
+    return ((rounded - scaled).square() * (importance / factor.square())).sum(dim=1)
+
+
+def _input_noise(weight: Tensor, fmt: Format, inputs: Tensor, factor: Tensor) -> Tensor:
+    """(O,) the same from rounding the inputs."""
+    assert fmt.activations is not None
+    scaled = inputs / factor
+    noise = activation_quantizer(fmt.activations)(scaled).nan_to_num() - scaled  # a token that is all zero has no scale
+    return (noise @ (weight * factor).t()).square().mean(dim=0)
