@@ -147,7 +147,7 @@ def solve_alone(assignment: Assignment, weight: Tensor, method: Method) -> tuple
     """
     name = assignment.module.name
     inputs = Inputs(torch.eye(weight.shape[1], device=weight.device), 0, None)
-    alone = replace(method, compensate=False, refine=0)
+    alone = replace(method, compensate=False)
     try:
         solution = _solve([name], {name: weight.float()}, assignment, alone, inputs)
     except ValueError as error:

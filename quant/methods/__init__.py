@@ -5,7 +5,6 @@ measurements of docs/LOG.md. A method is a choice of steps, each in a file of it
 
     search      scales by least weighted rounding error     scale_search.py
     compensate  codes one column at a time, errors passed on    gptq.py
-    refine      rounds of exact steps on codes and scales   refine.py
     equalize    channel factors folded into the layer before    equalize.py
 """
 
@@ -27,7 +26,6 @@ class Method:
     calibrated: bool = True
     search: bool = True
     compensate: bool = False
-    refine: int = 0
     equalize: bool = False
 
 

@@ -10,10 +10,9 @@ from quant.format import Format, Scales, require_finite
 from quant.methods import Method
 from quant.methods.blocks import reconstruct
 from quant.methods.gptq import Factor, factorize, gptq
-from quant.methods.refine import descend, output_error, refit_scales
 from quant.methods.scale_search import search_scales
 
-__all__ = ["DAMPING", "Inputs", "LayerReport", "Solution", "importance", "prepare", "solve"]
+__all__ = ["DAMPING", "Inputs", "LayerReport", "Solution", "importance", "output_error", "prepare", "solve"]
 
 DAMPING = 0.01  # of the mean diagonal of H
 
@@ -109,25 +108,14 @@ def solve(
         rounded = fmt.decode(codes, scales)
     else:
         codes, rounded = gptq(weight, fmt, scales, inputs.factor)
-    if method.refine and inputs.factor is not None:
-        codes, scales, rounded = _refine(weight, rounded, fmt, scales, inputs, method.refine)
     require_finite(scales)
     report = _report(weight, rounded, reconstruct(weight, fmt, nearest), inputs)
     return Solution(codes, scales, rounded, report)
 
 
-def _refine(
-    weight: Tensor, rounded: Tensor, fmt: Format, scales: Scales, inputs: Inputs, rounds: int
-) -> tuple[Tensor, Scales, Tensor]:
-    assert inputs.factor is not None
-    damped = inputs.hessian.clone()
-    diagonal = damped.diagonal()
-    diagonal += inputs.factor.damping * diagonal.mean()
-    codes = fmt.encode(rounded, scales)
-    for _ in range(rounds):
-        scales = refit_scales(weight, rounded, fmt, scales, damped)
-        codes, rounded = descend(weight, fmt.decode(codes, scales), fmt, scales, damped)
-    return codes, scales, rounded
+def output_error(delta: Tensor, hessian: Tensor) -> Tensor:
+    """(O,) delta H delta^T of each row."""
+    return ((delta @ hessian) * delta).sum(dim=1)
 
 
 def _report(weight: Tensor, rounded: Tensor, nearest: Tensor, inputs: Inputs) -> LayerReport:

@@ -6,8 +6,8 @@ import torch
 from quant.formats import make_format
 from quant.methods.blocks import block_sums, column, reconstruct
 from quant.methods.gptq import factorize, gptq
-from quant.methods.refine import descend, output_error, refit_scales
 from quant.methods.scale_search import search_scales, weighted_error
+from quant.methods.solve import output_error
 
 FORMATS = {
     "int8": ("int8", {}),
@@ -102,48 +102,10 @@ def test_each_method_lowers_the_output_error_of_the_one_before(fmt):
     start = rtn(weight, fmt, absmax)
     found = search_scales(weight, fmt, factor.importance, absmax, torch.bfloat16)
     _, on_rtn_scales = gptq(weight, fmt, start, factor)
-    codes, rounded = gptq(weight, fmt, found, factor)
+    _, rounded = gptq(weight, fmt, found, factor)
     assert error(rounded) < error(reconstruct(weight, fmt, found))
     assert error(on_rtn_scales) < error(reconstruct(weight, fmt, start))
     assert error(rounded) <= error(on_rtn_scales)
-    refitted = refit_scales(weight, rounded, fmt, found, hessian)
-    moved = fmt.decode(codes, refitted)
-    assert error(moved) <= error(rounded)
-    codes, swept = descend(weight, moved, fmt, refitted, hessian)
-    assert error(swept) <= error(moved)
-    assert torch.equal(fmt.decode(codes, refitted), swept)
-
-
-def test_descent_equals_trying_every_code():
-    fmt = make_format("int4", group_size=32)
-    weight, absmax, hessian = problem()
-    scales = rtn(weight, fmt, absmax)
-    rounded = reconstruct(weight, fmt, scales)
-    _, swept = descend(weight, rounded, fmt, scales, hessian)
-    grid = torch.arange(-8, 8)
-    for j in range(COLUMNS):
-        values = grid * column(scales, fmt.block, j).scale.float()  # (O, 16)
-        candidates = rounded[:, None, :].repeat(1, 16, 1)
-        candidates[:, :, j] = values
-        delta = weight[:, None, :].double() - candidates.double()
-        cost = ((delta @ hessian.double()) * delta).sum(dim=2)
-        rounded[:, j] = values.gather(1, cost.argmin(dim=1, keepdim=True))[:, 0]
-    assert (swept != rounded).float().mean() < 0.01  # ties of float32 against float64
-
-
-def test_refit_solves_for_the_scales_of_a_row():
-    fmt = make_format("int4", group_size=32)
-    weight, absmax, hessian = problem()
-    scales = rtn(weight.float(), fmt, absmax)
-    codes = fmt.encode(weight, scales)
-    scales = type(scales)(scales.scale.float())  # float32 scales: nothing is lost to storage
-    rounded = fmt.decode(codes, scales)
-    found = refit_scales(weight, rounded, fmt, scales, hessian)
-    root = torch.linalg.cholesky(hessian.double()).t()
-    for row in range(3):
-        basis = torch.block_diag(*codes[row].double().view(6, 32, 1))  # (I, groups)
-        expected = torch.linalg.lstsq(root @ basis, root @ weight[row].double()).solution
-        torch.testing.assert_close(found.scale[row].double(), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_column_no_token_activates_keeps_its_weights():
