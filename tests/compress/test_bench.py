@@ -119,7 +119,7 @@ def quantized(source: Path, folder: Path, **stage: dict) -> Path:
 
 
 def test_a_variant_is_measured_on_both_paths_and_against_its_source(tiny: Path, tmp_path: Path, capsys) -> None:
-    variant = quantized(tiny, tmp_path / "v", quantize={"format": "int8"})
+    variant = quantized(tiny, tmp_path / "v", quantize={"format": "int8", "method": "rtn"})
     words = [str(variant), f"baseline={tiny}", "prompt=8", "output=4", "rounds=2", "device=cpu"]
     assert bench.show(words, as_json=True) == 0
     found = json.loads(capsys.readouterr().out)

@@ -141,7 +141,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_report(student, tiny_models, t
         "model": str(student),
         "output": "out/distilled",
         "device": "cpu",
-        "stages": [training, {"quantize": {"format": "int8"}}],
+        "stages": [training, {"quantize": {"format": "int8", "method": "rtn"}}],
         "evals": {"documents": {"text": {"source": "python-docs", "count": 20, "max_tokens": 24}}},
         "gate": {
             "aa_samples": 2,
@@ -173,7 +173,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_report(student, tiny_models, t
 def test_training_under_rounding_ends_in_the_formats_own_bytes(student, tiny_models, tmp_path):
     """What the quantize stage writes is what the student computed with when it was at its best."""
     options = {**OPTIONS, "teacher": str(tiny_models("llama")), "quantized": True}
-    stages = [{"distill": options}, {"quantize": {"format": "int4", "group_size": 64}}]
+    stages = [{"distill": options}, {"quantize": {"format": "int4", "group_size": 64, "method": "rtn"}}]
     plans = plan_stages(
         [Stage.model_validate(stage) for stage in stages], Checkpoint.open(student), Place(tmp_path / "run", 10**9)
     )

@@ -175,7 +175,10 @@ def test_a_killed_run_goes_on_from_its_finished_blocks(model_of, prune, monkeypa
 
 
 def test_a_later_stage_plans_on_the_pruned_dims(model_of, tmp_path):
-    stages = [{"prune": {**WIDTH, "round_to": 64}}, {"quantize": {"format": "int4", "group_size": 128}}]
+    stages = [
+        {"prune": {**WIDTH, "round_to": 64}},
+        {"quantize": {"format": "int4", "group_size": 128, "method": "rtn"}},
+    ]
     with pytest.raises(RecipeError, match="these layers cannot take the format"):
         plan_stages(
             [Stage.model_validate(stage) for stage in stages],

@@ -55,6 +55,8 @@ def test_scales_of_the_kv_cache_go_with_the_format(tiny_models: Models, tmp_path
 def test_a_quantized_source_is_never_requantized_in_silence(tiny_models: Models, tmp_path: Path) -> None:
     quantized = run_stages(tiny_models("llama"), tmp_path / "a", {"quantize": {"format": "fp8"}})
     with pytest.raises(CheckpointError, match=r"is already quantized .* first with a stage quantize: {format: bf16}"):
-        run_stages(quantized, tmp_path / "b", {"quantize": {"format": "int4"}})
-    both = run_stages(quantized, tmp_path / "c", {"quantize": {"format": "bf16"}}, {"quantize": {"format": "int4"}})
+        run_stages(quantized, tmp_path / "b", {"quantize": {"format": "int4", "method": "rtn"}})
+    both = run_stages(
+        quantized, tmp_path / "c", {"quantize": {"format": "bf16"}}, {"quantize": {"format": "int4", "method": "rtn"}}
+    )
     assert load_model(both).formats["int4"] == 14
