@@ -73,7 +73,10 @@ class Checkpoint:
         path = Path(path)
         if not path.is_dir():
             raise CheckpointError(f"{path} is not a directory: give a checkpoint directory")
-        return Checkpoint(path, read_config(path / "config.json"), _open_shards(path))
+        config, tensors = read_config(path / "config.json"), _open_shards(path)
+        if not any(info.nbytes for info in tensors.values()):
+            raise CheckpointError(f"{path} holds no weights: its safetensors files are empty, fetch them again")
+        return Checkpoint(path, config, tensors)
 
     def read(self, name: str) -> Tensor:
         """One tensor, in memory of its own."""

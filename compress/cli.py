@@ -43,6 +43,7 @@ OS_ERRORS = {
     errno.EDQUOT: "the disk quota is used up: free space or choose another output",
     errno.EACCES: "permission denied: choose a place you can read and write",
     errno.EPERM: "permission denied: choose a place you can read and write",
+    errno.ENOENT: "a file or folder is missing, or was removed meanwhile: check the path",
     errno.ENOTDIR: "a file stands where a directory should be: choose another place",
     errno.EISDIR: "a directory stands where a file should be: give the path of a file",
     errno.ENAMETOOLONG: "the path is too long: choose a shorter one",

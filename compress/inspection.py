@@ -58,7 +58,7 @@ def inspect(checkpoint: Checkpoint) -> list[Group]:
     members: dict[str, dict[str, TensorInfo]] = {}
     for name, info in checkpoint.tensors.items():
         found = MATRIX.match(name)
-        module, suffix = (found["module"], found["suffix"]) if found else name.rsplit(".", 1)[-2:]
+        module, suffix = (found["module"], found["suffix"]) if found else name.rpartition(".")[::2]
         members.setdefault(module, {})[suffix] = info
     groups: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for module, tensors in members.items():

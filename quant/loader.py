@@ -79,7 +79,7 @@ def load_model(
         attn_implementation: "sdpa" or "eager".
 
     Raises:
-        CheckpointError: damaged, or quantized in a way that is not read.
+        CheckpointError: damaged, the tokenizer too, or quantized in a way that is not read.
         Refused: weights missing, unexpected, of another shape, or not finite.
     """
     checkpoint = Checkpoint.open(directory)
@@ -153,4 +153,8 @@ def _check_report(path: Path, report: Mapping[str, Any], broken: list[str]) -> N
 def _tokenizer(path: Path, trust_remote_code: bool) -> Any | None:
     if not any((path / name).exists() for name in TOKENIZERS):
         return None
-    return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise CheckpointError(f"the tokenizer of {path} cannot be read ({reason}): fetch its files again") from error

@@ -149,7 +149,10 @@ def formats_of(config: Mapping[str, Any]) -> Lookup:
         raise CheckpointError(
             f"quant_method {method!r} is not read: give a checkpoint of {' or '.join(READERS)}, or the 16-bit source"
         )
-    return READERS[method](block)
+    try:
+        return READERS[method](block)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"quantization_config is damaged ({error!r}): fetch config.json again") from error
 
 
 def kv_cache_scheme_of(config: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from compress import cli
 from compress.checkpoint import Checkpoint
 from compress.device import resolve_device
 from compress.errors import CheckpointError, InputError, RecipeError
 from compress.inputs import local_path, parse_json
+from compress.inspection import inspect
 from compress.manifest import EVIDENCE
 from compress.recipe_file import load_recipe, parse_recipe
 from compress.select import select
@@ -22,6 +24,8 @@ from compress.source import fetch_source
 from compress.staging import Places, check_output, staging
 from compress.tensor_file import tensor_info
 from evals.documents import read_documents
+from quant.loader import load_model
+from quant.scheme import formats_of
 
 DEEP = "[" * 100_000
 LONG = "9" * 5_000
@@ -135,6 +139,30 @@ def test_weights_that_are_no_file(tiny: Path, target: str) -> None:
         Checkpoint.open(tiny)
 
 
+def test_weights_that_are_none(tiny: Path) -> None:
+    (tiny / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    with pytest.raises(CheckpointError, match="holds no weights"):
+        Checkpoint.open(tiny)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]"], ids=["empty", "no-fields", "list"])
+def test_tokenizer_that_is_damaged(tiny: Path, text: str) -> None:
+    (tiny / "tokenizer.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"the tokenizer of .* cannot be read"):
+        load_model(tiny)
+
+
+@pytest.mark.parametrize("groups", [5, [1], {"g": {"targets": ["Linear"], "weights": 7}}], ids=str)
+def test_quantization_config_that_is_damaged(groups: object) -> None:
+    with pytest.raises(CheckpointError):
+        formats_of({"quantization_config": {"quant_method": "compressed-tensors", "config_groups": groups}})
+
+
+def test_tensor_without_a_module_is_inspected(tiny: Path) -> None:
+    save_file({"foo": torch.ones(4)}, tiny / "model.safetensors")
+    assert [group.weights for group in inspect(Checkpoint.open(tiny))] == [4]
+
+
 def test_line_of_data_that_no_parser_takes(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text(f'{{"text": {LONG}}}\n')
     with pytest.raises(InputError, match=r"line 1 of .* is not JSON"):
@@ -206,7 +234,7 @@ def _command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 def test_no_words_get_the_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert _command(monkeypatch) == 2
     found = capsys.readouterr()
-    assert "Usage: compress" in found.err
+    assert found.err.startswith("Usage: ")
     assert "error:" not in found.err
 
 
