@@ -51,6 +51,13 @@ STYLES = {
     "WAIVED": "bold yellow",
 }
 COLUMNS = ("metric", "n", "baseline", "variant", "loss", "bounds", "margin", "verdict")
+UNITS = {
+    "log_perplexity": "perplexity",
+    "gold_nll": "nats per token",
+    "bits_per_byte": "bits per byte",
+    "kl": "nats per token from the source",
+    "accuracy": "accuracy in points",
+}
 OPTIONAL = "*"  # marks a metric that is not required
 
 
@@ -70,18 +77,23 @@ def claim(gate: Mapping[str, Any]) -> str:
 
 
 def result_table(gate: Mapping[str, Any]) -> Table:
-    """The metrics of gate.json for a terminal of 90 columns; bounds and margin are in the unit of the loss."""
+    """The metrics of gate.json for a terminal of 80 columns; what each is measured in stands below."""
     table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
     for name in COLUMNS:
         words = name in ("metric", "verdict")
         table.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=name == "verdict")
     for metric in gate["metrics"]:
-        *cells, bounds, margin, verdict = metric_cells(metric)
-        short = (bounds.replace(" to ", ".."), margin.partition(" ")[0].removesuffix("%"))
-        table.add_row(*map(Text, (*cells, *short)), Text(verdict, style=STYLES[verdict]))
-    if any(not metric["required"] for metric in gate["metrics"]):
-        table.caption, table.caption_justify = f"{OPTIONAL} not required: can warn, cannot block", "left"
+        name, *cells, verdict = metric_cells(metric)
+        short = [cell.replace(" to ", "..").partition(" ")[0] for cell in cells]
+        table.add_row(Text(name), *map(Text, short), Text(verdict, style=STYLES[verdict]))
+    table.caption, table.caption_justify = Text("\n".join(_captions(gate["metrics"]))), "left"
     return table
+
+
+def _captions(metrics: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    yield " · ".join(f"{metric['id']}: {UNITS[metric['kind']]}" for metric in metrics)
+    if any(not metric["required"] for metric in metrics):
+        yield f"{OPTIONAL} not required: can warn, cannot block"
 
 
 def report_markdown(gate: Mapping[str, Any], run: Mapping[str, Any]) -> str:
