@@ -24,6 +24,7 @@ def main() -> None:
         for kind, (source, count) in request.sets.items()
     ]
     place = Place(request.target.parent / f"{request.target.name}.stages", 10**10, evaluated=evaluated)
+    shutil.rmtree(place.directory, ignore_errors=True)  # what a killed run left: going on from it would cost less
     plan = plan_stages([stage], Checkpoint.open(request.source), place)[0]
     run_stage(plan, torch.device("cpu"), lambda _: None)
     request.target.rmdir()
