@@ -195,7 +195,7 @@ def test_refused_evidence_without_numbers_is_shown():
 def test_the_layers_with_the_largest_errors_come_first():
     layers = {f"layers.{i}": {"error": i / 1000, "nearest": 0.5, "tokens": 9} for i in range(12)}
     blocks = [{"layers": layers}, {"layers": {"kept": {"because": "not in targets"}}}]
-    stage = {"summary": "quantize", "seconds": 1.0, "layers": [], "report": {"blocks": blocks}}
+    stage = {"name": "quantize", "summary": "quantize", "seconds": 1.0, "layers": [], "report": {"blocks": blocks}}
     page = Page(report_html(GATE, RUN | {"stages": [stage]}, PageInput({})))
     table = next(t for t in page.all("table") if "relative to its energy" in t["text"])
     assert table["text"].split()[-3:] == ["layers.4", "0.400%", "50.000%"]
