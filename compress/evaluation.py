@@ -27,7 +27,7 @@ from compress.source import cache_directory
 from compress.writer import write_json
 from evals.gate import Metric
 from evals.samples import Kind, SampleSet, load_samples
-from evals.task_files import check_task
+from evals.task_files import check_task, task_parts
 
 SEAL = "sealed.json"
 
@@ -126,10 +126,14 @@ def check_tasks(recipe: Recipe) -> None:
 
 
 def scoring(recipe: Recipe, sets: Sequence[SampleSet]) -> dict[str, Any]:
-    """Everything beside the checkpoint and the versions that its scores depend on, as plain data."""
+    """Everything beside the checkpoint and the versions that its scores depend on, as plain data.
+
+    Of an lm-eval task that is the content of its YAML, functions and local data, not their paths alone.
+    """
     request = asdict(_request(recipe, sets, Path(), "source"))
     texts = [[found.name, found.kind, found.sha256] for found in sets]
-    return {**request, "checkpoint": "", "sets": [*map(_limits, request["sets"])], "texts": texts}
+    tasks = [{**task, "content": task_parts(check_task(task["source"]))} for task in request["tasks"]]
+    return {**request, "checkpoint": "", "sets": [*map(_limits, request["sets"])], "tasks": tasks, "texts": texts}
 
 
 def measure_source(recipe: Recipe, sets: Sequence[SampleSet], directory: Path, manifest: Manifest) -> Measured:

@@ -83,6 +83,8 @@ def test_damaged_scores_are_measured_again(kept, cache):
     rows = next(cache.rglob("variant/docs.jsonl"))
     rows.write_text(rows.read_text().replace("201", "200"))
     assert recall(question()) is None
+    next(cache.rglob("sealed.json")).write_text("{")
+    assert recall(question()) is None
 
 
 def test_deleting_the_output_does_not_help(kept, tmp_path):
