@@ -153,7 +153,7 @@ def _decide(plan: Plan, kept: Kept) -> list[MetricResult]:
             kept.source.rows[metric.data],
             kept.variant.rows[metric.data],
             alpha=plan.alpha,
-            aa_difference=kept.source.aa.get(metric.data, 0.0),
+            aa_difference=kept.source.aa.get(metric.data),
         )
         for metric in plan.metrics
         if metric.data in kept.variant.rows

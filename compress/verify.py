@@ -178,12 +178,13 @@ def _statement(directory: Path, gate: Mapping[str, Any]) -> Iterator[str]:
 
 def _again(directory: Path, metric: Metric, alpha: float, stored: Mapping[str, Any]) -> MetricResult:
     """Judge the stored rows; rows that cannot be read refuse."""
-    difference = stored["extra"].get("aa_difference")
+    extra = stored["extra"]
+    difference = math.nan if extra.get("aa_difference", 0.0) is None else extra.get("aa_difference")  # null: not finite
     try:
         sides = [read_rows(directory, metric.data, side) for side in SIDES]
     except Refused as refusal:
         return refused(metric, 0, str(refusal))
-    return decide(metric, *sides, alpha=alpha, aa_difference=math.nan if difference is None else difference)
+    return decide(metric, *sides, alpha=alpha, aa_difference=difference)
 
 
 def _metric(result: MetricResult, stored: Mapping[str, Any]) -> Iterator[str]:

@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,19 +123,27 @@ def _score_set(
         reference = _reference(Path(request.baseline), name, model.device) if entry["compare"] else None
         baseline_rows = read_rows(Path(request.baseline) / f"{name}.jsonl")
         metrics = [Metric(**{**m, "looks": tuple(m["looks"])}) for m in request.metrics if m["data"] == name]
+        aa = json.loads((Path(request.baseline) / "result.json").read_text(encoding="utf-8"))["aa"].get(name)
+        wanted = partial(_until, metrics, baseline_rows, alpha=request.alpha, aa_difference=aa)
         rows: list[Row] = []
-        while (until := _until(metrics, baseline_rows, rows, request.alpha)) > len(rows):
+        while (until := wanted(rows)) > len(rows):
             part = reference and _part(reference, baseline_rows, len(rows), until)
             rows += score(model, encoded[len(rows) : until], reading=reading, reference=part, advance=advance).rows
     return rows
 
 
-def _until(metrics: Sequence[Metric], baseline: Sequence[Row], rows: Sequence[Row], alpha: float) -> int:
-    """How many samples are wanted in all, given those so far."""
+def _until(
+    metrics: Sequence[Metric],
+    baseline: Sequence[Row],
+    rows: Sequence[Row],
+    *,
+    alpha: float,
+    aa_difference: float | None,
+) -> int:
+    """How many samples are wanted in all, given those so far, by the same rule that will judge them."""
     if not any(metric.looks for metric in metrics):
         return len(baseline)
-    wanted = [next_look(metric, baseline, rows, alpha=alpha) or 0 for metric in metrics]
-    return max(wanted, default=len(baseline))
+    return max(next_look(metric, baseline, rows, alpha=alpha, aa_difference=aa_difference) or 0 for metric in metrics)
 
 
 def _reference(folder: Path, name: str, device: torch.device) -> Reference:

@@ -41,11 +41,12 @@ def decide(
     variant_rows: Sequence[Row],
     *,
     alpha: float,
-    aa_difference: float = 0.0,
+    aa_difference: float | None = None,
 ) -> MetricResult:
     """Judge one metric at the first look that decides, else at the last.
 
-    `aa_difference` is by how much two runs of the baseline differ, in the unit of the loss; it widens both bounds.
+    `aa_difference` is by how much two runs of the baseline differ, in the unit of the loss; it widens both bounds. None
+    says that there was one run only, which the result does not pass off as no difference.
     Fewer rows than the last look are evidence only if an earlier look has decided; the baseline, which is measured
     once for many variants, may hold more of them than a variant that stopped early.
     """
@@ -54,7 +55,8 @@ def decide(
         result = _conclusion(metric, found, len(variant_rows))
     except Refused as refusal:
         result = refused(metric, len(variant_rows), str(refusal))
-    return replace(result, extra={**result.extra, "aa_difference": abs(aa_difference)})
+    measured = {} if aa_difference is None else {"aa_difference": abs(aa_difference)}
+    return replace(result, extra={**result.extra, **measured})
 
 
 def _conclusion(metric: Metric, found: Sequence[MetricResult], n: int) -> MetricResult:
@@ -73,7 +75,7 @@ def next_look(
     variant_rows: Sequence[Row],
     *,
     alpha: float,
-    aa_difference: float = 0.0,
+    aa_difference: float | None = None,
 ) -> int | None:
     """Samples wanted in all for the next decision, given those so far (none at first); None once there is none."""
     n = len(variant_rows)
@@ -93,7 +95,7 @@ def _looks(
     variant_rows: Sequence[Row],
     *,
     alpha: float,
-    aa_difference: float,
+    aa_difference: float | None,
 ) -> list[MetricResult]:
     """The result of every look the rows reach, up to the first that decides."""
     if not 0 < alpha < 0.5:
@@ -104,13 +106,14 @@ def _looks(
     n, looks = len(pairs.rows), metric.plan(len(pairs.rows))
     if metric.samples is not None and n > metric.samples:
         raise Refused(f"{n} samples were evaluated where {metric.samples} are declared")
-    if not abs(aa_difference) <= metric.limit:
-        raise Refused(f"two runs of the baseline differ by {aa_difference:g}, more than the margin {metric.limit:g}")
+    difference = 0.0 if aa_difference is None else abs(aa_difference)
+    if not difference <= metric.limit:
+        raise Refused(f"two runs of the baseline differ by {difference:g}, more than the margin {metric.limit:g}")
     found: list[MetricResult] = []
     for look, level in zip(looks, spend(alpha, looks), strict=True):
         if look > n or (found and found[-1].decides):
             break
-        result = judge(metric, pairs.first(look), alpha=level, aa_difference=abs(aa_difference))
+        result = judge(metric, pairs.first(look), alpha=level, aa_difference=difference)
         found.append(replace(result, look=look, alpha_spent=alpha * look / looks[-1]))
     return found
 

@@ -66,8 +66,12 @@ def judge(metric: Metric, pairs: Pairs, *, alpha: float, aa_difference: float) -
 
 
 def fewest(metric: Metric, *, alpha: float, binary: bool) -> int:
-    """Fewest samples that may decide at this level; `binary` for answers that are right or wrong."""
-    return max(metric.min_units, min_pairs(metric.limit, alpha=alpha) if binary else MIN_CLUSTERS)
+    """Fewest samples that may decide at this level; `binary` for answers that are right or wrong.
+
+    Graded answers need as many as right or wrong ones: with no answer changed the t bound has no width at all.
+    """
+    pairs = min_pairs(metric.limit, alpha=alpha) if metric.kind == "accuracy" else 0
+    return max(metric.min_units, pairs, 0 if binary else MIN_CLUSTERS)
 
 
 def _binary(metric: Metric, pairs: Pairs) -> bool:
@@ -119,7 +123,7 @@ def _caps(metric: Metric, pairs: Pairs) -> dict[str, float]:
         capped = [bool(row["gen_capped"]) for row in rows if row.get("gen_capped") is not None]
         if capped:
             rates[f"cap_hit_{side}"] = sum(capped) / len(capped)
-            if rates[f"cap_hit_{side}"] > metric.cap_hit_max:
+            if not rates[f"cap_hit_{side}"] <= metric.cap_hit_max:
                 raise Refused(
                     f"{sum(capped)} of {len(capped)} generations of the {side} hit the length cap, more than "
                     f"{metric.cap_hit_max:.0%}; raise the cap"

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -125,6 +126,14 @@ def test_graded_accuracy_uses_the_paired_t_bound_and_loses_when_lower():
     assert result.verdict == "FAIL" and result.loss == pytest.approx(0.195) and result.extra["clusters"] == 100
 
 
+def test_graded_answers_need_as_many_samples_as_right_or_wrong_ones():
+    """Twenty unchanged answers, one of them graded, have a spread of 0: no evidence of a loss below 5 points."""
+    scores = [0.5, *answers(57, right=57)]
+    result = decide(TASK, task_rows(scores), task_rows(scores), alpha=ALPHA)
+    assert result.reason == "58 samples are too few, at least 59 are needed for this margin; evaluate more"
+    assert decide(TASK, task_rows([*scores, 1.0]), task_rows([*scores, 1.0]), alpha=ALPHA).verdict == "PASS"
+
+
 def test_reasons_speak_the_unit_of_the_metric():
     base = text_rows()
     good = decide(TEXT, base, text_rows(shift=0.01), alpha=ALPHA)
@@ -164,6 +173,7 @@ def test_the_difference_between_two_baseline_runs_widens_both_bounds():
     wide = decide(TEXT, base, variant, alpha=ALPHA, aa_difference=-0.02)
     assert wide.upper == pytest.approx(plain.upper + 0.02) and wide.lower == pytest.approx(plain.lower - 0.02)
     assert (plain.verdict, wide.verdict, wide.extra["aa_difference"]) == ("PASS", "INCONCLUSIVE", 0.02)
+    assert "aa_difference" not in plain.extra  # one run shows no difference, which is not a difference of none
 
 
 # looks
@@ -360,6 +370,7 @@ def test_generations_at_the_length_cap_are_refused_above_the_limit():
     assert result.reason == "6 of 100 generations of the variant hit the length cap, more than 5%; raise the cap"
     allowed = decide(TASK, base, edited(base, 0, gen_capped=True), alpha=ALPHA)
     assert allowed.verdict == "PASS" and allowed.extra["cap_hit_variant"] == 0.01
+    assert decide(replace(TASK, cap_hit_max=NAN), base, base, alpha=ALPHA).verdict == "REFUSED"
 
 
 @pytest.mark.parametrize("difference", [0.05, NAN, math.inf])

@@ -170,4 +170,3 @@ def test_aa_difference(model, encoded):
     rows[1]["nll"] += 0.5 * rows[1]["tokens"]
     assert aa_difference(model, encoded, rows, count=2, reading=Reading()) == pytest.approx(0.5, abs=1e-5)
     assert aa_difference(model, encoded, rows, count=1, reading=Reading()) < 1e-5
-    assert aa_difference(model, encoded, rows, count=0, reading=Reading()) == 0.0
