@@ -13,22 +13,23 @@ and `decode` alone, so that every method works with every format; `pack` and `un
 O = out_features (rows), I = in_features (columns); weights are (O, I).
 
 Weights larger than memory are processed in runs of rows. `choose`, `encode` and `pack` take any run whose length is a
-multiple of `ROWS` (the last one may be shorter): tensors whose `Spec.by_rows` is true follow each other along dim 0,
-the others come out the same for every run. `join` does it in memory; a streaming writer appends bytes instead.
+multiple of `ROWS` (the last one may be shorter): tensors follow each other along dim 0, except those of `Format.once`,
+which come out the same for every run. `join` does it in memory; a streaming writer appends bytes instead.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from compress.tensor_file import Spec
+
 __all__ = [
     "ROWS",
     "Format",
     "Scales",
-    "Spec",
     "column_problem",
     "dequantize",
     "join",
@@ -38,20 +39,6 @@ __all__ = [
 ]
 
 ROWS = 128  # every block of every format ends at a multiple of this many rows
-
-
-@dataclass(frozen=True)
-class Spec:
-    """Dtype and shape of one stored tensor, known before its values are."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    by_rows: bool = True  # a run of weight rows gives a run of this tensor; False: the same for every run
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in the file."""
-        return self.dtype.itemsize * torch.Size(self.shape).numel()
 
 
 @dataclass(frozen=True)
@@ -88,6 +75,7 @@ class Format:
     constants: Callable[[tuple[int, int], torch.dtype], dict[str, Tensor]] = lambda shape, dtype: {}
     unpack: Callable[[Mapping[str, Tensor], tuple[int, int]], tuple[Tensor, Scales]]
     layout: Callable[[tuple[int, int], torch.dtype], dict[str, Spec]]  # dtype of the source weight
+    once: Collection[str] = ()  # suffixes of the layout that are the same for every run of rows
     problem: Callable[[tuple[int, int]], str | None] = lambda shape: None  # why a weight of this shape is refused
 
 
@@ -116,9 +104,8 @@ def join(
     runs: Sequence[Mapping[str, Tensor]], fmt: Format, shape: tuple[int, int], dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """The tensors of the whole weight (O, I) from those packed for its runs of rows, in order."""
-    specs = fmt.layout(shape, dtype)
     joined = {
-        suffix: torch.cat([run[suffix] for run in runs]) if specs[suffix].by_rows else runs[0][suffix]
+        suffix: runs[0][suffix] if suffix in fmt.once else torch.cat([run[suffix] for run in runs])
         for suffix in runs[0]
     }
     return joined | fmt.constants(shape, dtype)

@@ -5,6 +5,7 @@ without its scales, a tensor of another shape or of a kind that is not read are 
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -14,8 +15,8 @@ from torch import Tensor
 from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError, Refused
 from compress.modules import modules
-from compress.tensor_file import TensorInfo
-from quant.format import Format, Spec, dequantize
+from compress.tensor_file import Spec, TensorInfo
+from quant.format import Format, dequantize
 from quant.formats import FORMATS, make_format
 from quant.scheme import formats_of
 
@@ -125,7 +126,7 @@ def _module(checkpoint: Checkpoint, name: str, fmt: Format | None, suffixes: Map
     _check_suffixes(name, fmt, set(suffixes) - set(INPUT_SCALES), set(layout))
     for suffix, spec in layout.items():
         if suffix not in SHAPES:
-            _check_spec(suffixes[suffix], spec, checkpoint.tensors[suffixes[suffix]])
+            _check_spec(checkpoint.tensors[suffixes[suffix]], suffixes[suffix], spec, any_shape=suffix in fmt.once)
     return StoredModule(name, fmt, shape, {suffix: suffixes[suffix] for suffix in layout})
 
 
@@ -150,11 +151,11 @@ def _check_suffixes(name: str, fmt: Format, held: set[str], needed: set[str]) ->
         raise CheckpointError(f"{name} is {fmt.name} and has {', '.join(extra)} as well, which is not read")
 
 
-def _check_spec(name: str, spec: Spec, info: TensorInfo) -> None:
+def _check_spec(info: TensorInfo, name: str, spec: Spec, *, any_shape: bool) -> None:
     """Scales may have another 16- or 32-bit float dtype, and a tensor without rows any shape of the same size."""
     same_dtype = info.dtype == spec.dtype or {info.dtype, spec.dtype} <= WIDTH.keys()
-    same_size = torch.Size(info.shape).numel() == torch.Size(spec.shape).numel()
-    if not (same_dtype and same_size and (info.shape == spec.shape or not spec.by_rows)):
+    same_shape = info.shape == spec.shape or (any_shape and math.prod(info.shape) == math.prod(spec.shape))
+    if not (same_dtype and same_shape):
         raise CheckpointError(
             f"{name} is {_shown(info.dtype, info.shape)}, but its format stores {_shown(spec.dtype, spec.shape)}"
         )

@@ -101,10 +101,9 @@ def _quantized(
     module: Module, kernel: Kernel, absmax: Tensor | None, device: torch.device, advance: Advance
 ) -> Iterator[tuple[str, Tensor]]:
     """The tensors of one module, run by run: what is the same for every run comes once."""
-    specs = kernel.fmt.layout(module.shape, module.weight.dtype)
     for i, run in enumerate(_runs(module.weight, kernel.run_bytes)):
         for suffix, tensor in kernel(read_tensor(run).to(device), absmax).items():
-            if specs[suffix].by_rows or i == 0:
+            if i == 0 or suffix not in kernel.fmt.once:
                 yield suffix, tensor
         advance(run.nbytes)
     yield from kernel.fmt.constants(module.shape, module.weight.dtype).items()

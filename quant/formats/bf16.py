@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from quant.format import Format, Scales, Spec
+from compress.tensor_file import Spec
+from quant.format import Format, Scales
 
 __all__ = ["bf16"]
 

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from compress.tensor_file import Spec
 from quant.elements import block_absmax, integers
-from quant.format import Format, Scales, Spec
+from quant.format import Format, Scales
 
 __all__ = ["bnb_int8"]
 
@@ -37,6 +38,7 @@ def bnb_int8() -> Format:
         constants=lambda shape, dtype: {"weight_format": torch.tensor(0, dtype=torch.uint8)},
         unpack=_unpack,
         layout=_layout,
+        once=("weight_format",),
     )
 
 
@@ -53,5 +55,5 @@ def _layout(shape: tuple[int, int], dtype: torch.dtype) -> dict[str, Spec]:
     return {
         "weight": Spec(torch.int8, shape),
         "SCB": Spec(torch.float32, (shape[0],)),
-        "weight_format": Spec(torch.uint8, (), by_rows=False),
+        "weight_format": Spec(torch.uint8, ()),
     }

@@ -10,8 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from compress.tensor_file import Spec
 from quant.elements import E4M3_MAX, absmax_scale, block_absmax, e4m3, e4m3_values
-from quant.format import Format, Scales, Spec
+from quant.format import Format, Scales
 from quant.packing import pack_float8, unpack_bytes
 
 __all__ = ["fp8"]
@@ -34,6 +35,7 @@ def fp8(*, strategy: str) -> Format:
         pack=pack_float8,
         unpack=unpack_bytes,
         layout=partial(_layout, per_tensor),
+        once=("weight_scale",) if per_tensor else (),
     )
 
 
@@ -56,5 +58,5 @@ def _decode(codes: Tensor, scales: Scales) -> Tensor:
 
 
 def _layout(per_tensor: bool, shape: tuple[int, int], dtype: torch.dtype) -> dict[str, Spec]:
-    scale = Spec(dtype, (1,), by_rows=False) if per_tensor else Spec(dtype, (shape[0], 1))
-    return {"weight": Spec(torch.float8_e4m3fn, shape), "weight_scale": scale}
+    scale = (1,) if per_tensor else (shape[0], 1)
+    return {"weight": Spec(torch.float8_e4m3fn, shape), "weight_scale": Spec(dtype, scale)}

@@ -10,8 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from compress.tensor_file import Spec
 from quant.elements import E4M3_MAX, absmax_scale, block_absmax, e4m3, e4m3_values, grouped
-from quant.format import Format, Scales, Spec, column_problem
+from quant.format import Format, Scales, column_problem
 from quant.packing import pack_float8, unpack_bytes
 
 __all__ = ["fp8_block"]

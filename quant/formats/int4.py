@@ -15,8 +15,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from compress.tensor_file import Spec
 from quant.elements import absmax_scale, block_absmax, grouped, integers, round_to
-from quant.format import Format, Scales, Spec, column_problem
+from quant.format import Format, Scales, column_problem
 from quant.packing import pack_int4, unpack_int4
 
 __all__ = ["int4"]
@@ -44,6 +45,7 @@ def int4(*, group_size: int, symmetric: bool) -> Format:
         constants=_constants,
         unpack=_unpack,
         layout=partial(_layout, group_size, symmetric),
+        once=("weight_shape",),
         problem=partial(column_problem, group_size),
     )
 
@@ -102,7 +104,7 @@ def _layout(group_size: int, symmetric: bool, shape: tuple[int, int], dtype: tor
     specs = {
         "weight_packed": Spec(torch.int32, (rows, -(-columns // 8))),
         "weight_scale": Spec(dtype, (rows, groups)),
-        "weight_shape": Spec(torch.int64, (2,), by_rows=False),
+        "weight_shape": Spec(torch.int64, (2,)),
     }
     if not symmetric:
         specs["weight_zero_point"] = Spec(torch.int32, (-(-rows // 8), groups))

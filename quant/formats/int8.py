@@ -7,8 +7,9 @@ W~ = scale * q with scale = absmax / 127.5 and q in [-128, 127]. Stored as compr
 import torch
 from torch import Tensor
 
+from compress.tensor_file import Spec
 from quant.elements import absmax_scale, block_absmax, integers
-from quant.format import Format, Scales, Spec
+from quant.format import Format, Scales
 from quant.packing import pack_int8, unpack_bytes
 
 __all__ = ["int8"]

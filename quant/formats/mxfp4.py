@@ -14,8 +14,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from compress.tensor_file import Spec
 from quant.elements import E2M1_MAX, block_absmax, e2m1, e2m1_values, e8m0_values, grouped, mx_exponent
-from quant.format import Format, Scales, Spec, column_problem
+from quant.format import Format, Scales, column_problem
 from quant.packing import pack_nibbles, unpack_nibbles
 
 __all__ = ["mxfp4"]

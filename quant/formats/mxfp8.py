@@ -10,8 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from compress.tensor_file import Spec
 from quant.elements import E4M3_MAX, block_absmax, e4m3, e4m3_values, e8m0_values, grouped, mx_exponent
-from quant.format import Format, Scales, Spec, column_problem
+from quant.format import Format, Scales, column_problem
 from quant.packing import pack_float8, unpack_bytes
 
 __all__ = ["mxfp8"]

@@ -14,8 +14,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from compress.tensor_file import Spec
 from quant.elements import block_absmax, grouped
-from quant.format import Format, Scales, Spec, column_problem
+from quant.format import Format, Scales, column_problem
 from quant.packing import pack_nibbles, unpack_nibbles
 
 __all__ = ["NF4", "nf4"]
@@ -56,6 +57,7 @@ def nf4() -> Format:
         constants=_constants,
         unpack=_unpack,
         layout=_layout,
+        once=("weight.quant_map", STATE),
         problem=partial(column_problem, BLOCK),
     )
 
@@ -101,6 +103,6 @@ def _layout(shape: tuple[int, int], dtype: torch.dtype) -> dict[str, Spec]:
     return {
         "weight": Spec(torch.uint8, (size // 2, 1)),
         "weight.absmax": Spec(torch.float32, (size // BLOCK,)),
-        "weight.quant_map": Spec(torch.float32, (len(NF4),), by_rows=False),
-        STATE: Spec(torch.uint8, (len(_state(shape, dtype)),), by_rows=False),
+        "weight.quant_map": Spec(torch.float32, (len(NF4),)),
+        STATE: Spec(torch.uint8, (len(_state(shape, dtype)),)),
     }

@@ -13,8 +13,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from compress.tensor_file import Spec
 from quant.elements import E2M1_MAX, E4M3_MAX, block_absmax, e2m1, e2m1_values, e4m3, grouped, round_to
-from quant.format import Format, Scales, Spec, column_problem
+from quant.format import Format, Scales, column_problem
 from quant.packing import pack_nibbles, unpack_nibbles
 
 __all__ = ["nvfp4"]
@@ -47,6 +48,7 @@ def nvfp4() -> Format:
         pack=_pack,
         unpack=_unpack,
         layout=_layout,
+        once=("weight_global_scale",),
         problem=partial(column_problem, GROUP),
     )
 
@@ -102,5 +104,5 @@ def _layout(shape: tuple[int, int], dtype: torch.dtype) -> dict[str, Spec]:
     return {
         "weight_packed": Spec(torch.uint8, (rows, columns // 2)),
         "weight_scale": Spec(torch.float8_e4m3fn, (rows, columns // GROUP)),
-        "weight_global_scale": Spec(torch.float32, (1,), by_rows=False),
+        "weight_global_scale": Spec(torch.float32, (1,)),
     }
