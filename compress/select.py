@@ -12,21 +12,23 @@ from collections.abc import Sequence
 from compress.errors import RecipeError
 from compress.modules import CLASSES, Module
 
-__all__ = ["matches", "select", "specificity"]
+__all__ = ["matches", "select", "strength"]
 
 
-def specificity(entry: str, module: Module) -> int:
-    """How an entry matches a module: 3 exact name, 2 regex, 1 class, 0 not at all."""
-    if entry == module.name:
-        return 3
-    if entry.startswith("re:"):
-        return 2 if re.match(entry[3:], module.name) else 0
-    return 1 if entry == module.cls else 0
+def strength(entries: Sequence[str], name: str, cls: str) -> int:
+    """How the strongest entry matches a module of this name and class: 3 exact name, 2 regex, 1 class, 0 not at all."""
+    return max((_strength(entry, name, cls) for entry in entries), default=0)
 
 
 def matches(entries: Sequence[str], module: Module) -> int:
-    """The strongest match of any entry."""
-    return max((specificity(entry, module) for entry in entries), default=0)
+    """`strength` for a module."""
+    return strength(entries, module.name, module.cls)
+
+
+def _strength(entry: str, name: str, cls: str) -> int:
+    if entry.startswith("re:"):
+        return 2 if re.match(entry[3:], name) else 0
+    return 3 if entry == name else int(entry == cls)
 
 
 def select(modules: Sequence[Module], targets: Sequence[str], ignore: Sequence[str]) -> list[Module]:
@@ -57,7 +59,7 @@ def _problem(where: str, entry: str, modules: Sequence[Module]) -> str | None:
             re.compile(entry[3:])
         except re.error as error:
             return f"{where}: {entry!r} is no regular expression ({error})"
-    if any(specificity(entry, module) for module in modules):
+    if any(matches([entry], module) for module in modules):
         return None
     known = [*CLASSES, *(module.name for module in modules)]
     if entry in CLASSES:

@@ -24,6 +24,7 @@ from quant.kv.plan import KvPlan, plan_kv_cache, write_kv_cache
 from quant.methods import METHODS
 from quant.options import Quantize
 from quant.plan import Choice, QuantizePlan, plan_quantize, stored_specs
+from quant.scheme import quantization_block
 from quant.stored import StoredModule
 from quant.stream import run_streaming
 
@@ -77,7 +78,7 @@ def _report_file(plan: StagePlan) -> Path:
 
 
 def _plan_quantize(options: Quantize, source: Checkpoint, target: Path, place: Place) -> StagePlan:
-    if options.format == "bf16" and "quantization_config" in source.config:
+    if options.format == "bf16" and quantization_block(source.config) is not None:
         return _plan_dequantize(source, target, place)
     choices = [Choice(o.targets, None if o.format == "bf16" else o.build()) for o in options.overrides]
     plan = plan_quantize(
@@ -143,13 +144,11 @@ def _plan_kv_cache(options: KvCache, source: Checkpoint, target: Path, place: Pl
     plan = plan_kv_cache(source, options.build(), max_shard_size=place.max_shard_size)
 
     def write(directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
-
-        wanted = options.calibration
-        texts = None
-        if options.calibrated:
-            texts = calibration_texts(wanted.documents, wanted.problems, place.evaluated)[: wanted.samples]
         from quant.kv.calibrate import find_scales  # brings the model code
 
+        wanted, texts = options.calibration, None
+        if options.calibrated:
+            texts = calibration_texts(wanted.documents, wanted.problems, place.evaluated)[: wanted.samples]
         scales = find_scales(
             plan, texts, max_tokens=wanted.length, device=device, trust_remote_code=place.trust_remote_code
         )

@@ -16,12 +16,11 @@ from compress.progress import Advance
 from compress.tensor_file import Spec
 from compress.writer import ShardPlan, ShardWriter, plan_shards
 from quant.plan import cast_config, cast_spec
+from quant.scheme import BLOCKS
 from quant.stored import Stored, StoredModule, sort_tensors
 from quant.stream import copy_tensor
 
 __all__ = ["DequantizePlan", "plan_dequantize", "run_dequantize"]
-
-QUANTIZATION = ("quantization_config", "compression_config")
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ def plan_dequantize(checkpoint: Checkpoint, *, max_shard_size: int) -> Dequantiz
     stored = sort_tensors(checkpoint)
     outputs = {f"{name}.weight": Spec(torch.bfloat16, module.shape) for name, module in stored.modules.items()}
     outputs |= {name: cast_spec(checkpoint.tensors[name].spec) for name in stored.plain}
-    config = {key: value for key, value in checkpoint.config.items() if key not in QUANTIZATION}
+    config = {key: value for key, value in checkpoint.config.items() if key not in BLOCKS}
     return DequantizePlan(checkpoint, stored, plan_shards(outputs, max_shard_size), cast_config(config))
 
 

@@ -20,6 +20,7 @@ from compress.errors import CheckpointError, Refused
 from quant.inputs import attach_rounding
 from quant.kv.cache import KvEmulation
 from quant.kv.stored import kv_emulation
+from quant.scheme import BLOCKS
 from quant.stored import Stored, sort_tensors
 
 __all__ = ["LoadedModel", "load_model"]
@@ -107,7 +108,7 @@ def _config(checkpoint: Checkpoint, trust_remote_code: bool) -> Any:
         raise CheckpointError(
             f"transformers does not know model_type {model_type!r} of {checkpoint.path}{fix}"
         ) from error
-    for key in ("quantization_config", "compression_config"):
+    for key in BLOCKS:
         if hasattr(config, key):
             delattr(config, key)
     return config

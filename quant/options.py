@@ -66,7 +66,10 @@ class Quantize(FormatOptions):
 
     @model_validator(mode="after")
     def _format_takes_method(self) -> "Quantize":
-        own = self.build().quant_method != "compressed-tensors"
+        method = self.build().quant_method
+        if method is None and self.overrides:
+            raise ValueError(f"format {self.format!r} is for every layer: leave overrides out, or name another format")
+        own = method != "compressed-tensors"
         if own and METHODS[self.method].calibrated:
             raise ValueError(f"format {self.format!r} chooses its own codes, so method {self.method!r} cannot: use rtn")
         return self

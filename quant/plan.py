@@ -17,7 +17,7 @@ from compress.select import matches, select
 from compress.tensor_file import Spec, TensorInfo
 from compress.writer import ShardPlan, plan_shards
 from quant.format import Format
-from quant.scheme import quantization_config
+from quant.scheme import quantization_block, quantization_config
 
 __all__ = ["Assignment", "Choice", "QuantizePlan", "cast_config", "cast_spec", "plan_quantize", "stored_specs"]
 
@@ -80,20 +80,21 @@ def plan_quantize(
         CheckpointError: the source is already quantized.
         RecipeError: a selection that matches nothing, a shape a format cannot take, fused layers that would differ.
     """
-    if "quantization_config" in checkpoint.config:
-        method = checkpoint.config["quantization_config"].get("quant_method", "unknown")
+    block = quantization_block(checkpoint.config)
+    if block is not None:
+        method = block.get("quant_method", "unknown")
         raise CheckpointError(
             f"{checkpoint.path} is already quantized ({method}): give the 16-bit checkpoint it came from, or make it "
             "16-bit first with a stage quantize: {format: bf16}"
         )
     found = modules(checkpoint)
-    if fmt.quant_method is None:
+    cast = fmt.quant_method is None
+    if cast:
         targets, ignore = [], []
     assignments = _assign(found, fmt, targets, ignore, overrides)
     _check_shapes(assignments)
     _check_fused(assignments)
     _check_tied(assignments)
-    cast = fmt.quant_method is None
     outputs, copies = _outputs(checkpoint, assignments, cast=cast)
     config = _config(checkpoint, assignments, cast=cast)
     return QuantizePlan(checkpoint, assignments, outputs, copies, plan_shards(outputs, max_shard_size), config)
@@ -185,7 +186,7 @@ def stored_specs(module: Module, fmt: Format | None) -> dict[str, Spec]:
     if fmt is None:
         return {f"{module.name}.weight": module.weight.spec}
     layout = fmt.layout(module.shape, module.weight.dtype)
-    return {f"{module.name}.{suffix}": Spec(spec.dtype, spec.shape) for suffix, spec in layout.items()}
+    return {f"{module.name}.{suffix}": spec for suffix, spec in layout.items()}
 
 
 def cast_spec(spec: Spec) -> Spec:

@@ -17,16 +17,25 @@ from dataclasses import replace
 from typing import Any
 
 from compress.errors import CheckpointError
+from compress.select import strength
 from quant.activations import is_emulated
 from quant.format import Format
 from quant.formats import FORMATS, Option, make_format
 
-__all__ = ["formats_of", "kv_cache_scheme_of", "normal_arguments", "quantization_config"]
+__all__ = [
+    "BLOCKS",
+    "formats_of",
+    "kv_cache_scheme_of",
+    "normal_arguments",
+    "quantization_block",
+    "quantization_config",
+]
 
 Lookup = Callable[[str, str], Format | None]
 
 LAYOUT_VERSION = "0.20.1"  # the compressed-tensors release whose layout is written
 MIXED = "mixed-precision"
+BLOCKS = ("quantization_config", "compression_config")  # keys of config.json; the second one is older
 # older names of a layout that stores the same bytes
 ALIASES = {"naive-quantized": ("float-quantized", "int-quantized")}
 DEFAULTS: Mapping[str, Any] = {
@@ -141,7 +150,7 @@ def formats_of(config: Mapping[str, Any]) -> Lookup:
     Raises:
         CheckpointError: a method, layout, or option that is not read.
     """
-    block = _block(config)
+    block = quantization_block(config)
     if block is None:
         return lambda name, cls: None
     method = block.get("quant_method", "compressed-tensors")
@@ -157,13 +166,14 @@ def formats_of(config: Mapping[str, Any]) -> Lookup:
 
 def kv_cache_scheme_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """compressed-tensors' QuantizationArgs of the KV cache that config.json asks for, None for 16 bits."""
-    block = _block(config) or {}
+    block = quantization_block(config) or {}
     scheme = block.get("kv_cache_scheme")
     return None if scheme is None else dict(scheme)
 
 
-def _block(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    block = config.get("quantization_config", config.get("compression_config"))
+def quantization_block(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What config.json says about quantization, None for a 16-bit checkpoint."""
+    block = next((config[key] for key in BLOCKS if config.get(key) is not None), None)
     return None if block is None else dict(block)
 
 
@@ -184,9 +194,9 @@ def _read_compressed_tensors(block: Mapping[str, Any]) -> Lookup:
     ignore = block.get("ignore") or []
 
     def lookup(name: str, cls: str) -> Format | None:
-        if _strength(ignore, name, cls):
+        if strength(ignore, name, cls):
             return None
-        strengths = [_strength(targets, name, cls) for targets, _ in groups]
+        strengths = [strength(targets, name, cls) for targets, _ in groups]
         best = max(strengths, default=0)
         return groups[strengths.index(best)][1] if best else None
 
@@ -197,17 +207,6 @@ def _is_group(name: str, entry: Any) -> bool:
     if not isinstance(entry, Mapping) or "targets" not in entry:
         raise CheckpointError(f"quantization group {name!r} is {_shown(entry)}, which names no targets and is not read")
     return True
-
-
-def _strength(entries: Sequence[str], name: str, cls: str) -> int:
-    """3 exact name, 2 regular expression, 1 class, 0 no match; the strongest of all entries."""
-    return max((_one_strength(entry, name, cls) for entry in entries), default=0)
-
-
-def _one_strength(entry: str, name: str, cls: str) -> int:
-    if entry.startswith("re:"):
-        return 2 if re.match(entry[3:], name) else 0
-    return 3 if entry == name else int(entry == cls)
 
 
 def _read_group(name: str, entry: Mapping[str, Any], layout: str | None) -> Format:

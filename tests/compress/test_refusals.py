@@ -65,6 +65,10 @@ def test_usage_errors(compress: Compress, words: list[str], code: int, says: str
     [
         (["output={model}/inside"], "lie in each other"),
         (["output={model}"], "lie in each other"),
+        (
+            ["stages.0.quantize.format=bf16", "stages.0.quantize.overrides=[{{targets: [Linear], format: int8}}]"],
+            "format 'bf16' is for every layer: leave overrides out, or name another format",
+        ),
         (["stages.0.quantize.ignore=[lm_haed]"], "did you mean 'lm_head'?"),
         (["stages.0.quantize.targets=[Linear, Embedding]"], "no engine loads a quantized embedding"),
         (["stages.0.quantize.ignore=[]"], "lm_head is tied to model.embed_tokens: add it to ignore"),

@@ -1,5 +1,6 @@
 """A quantized checkpoint made 16-bit again, on request and never otherwise."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,9 +53,17 @@ def test_scales_of_the_kv_cache_go_with_the_format(tiny_models: Models, tmp_path
     assert Checkpoint.open(found).tensors.keys() == Checkpoint.open(tiny_models("llama")).tensors.keys()
 
 
+def _rename_key(file: Path, old: str, new: str) -> None:
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({new if key == old else key: value for key, value in config.items()}))
+
+
 def test_a_quantized_source_is_never_requantized_in_silence(tiny_models: Models, tmp_path: Path) -> None:
     quantized = run_stages(tiny_models("llama"), tmp_path / "a", {"quantize": {"format": "fp8"}})
     with pytest.raises(CheckpointError, match=r"is already quantized .* first with a stage quantize: {format: bf16}"):
+        run_stages(quantized, tmp_path / "b", {"quantize": {"format": "int4", "method": "rtn"}})
+    _rename_key(quantized / "config.json", "quantization_config", "compression_config")  # its older name
+    with pytest.raises(CheckpointError, match="is already quantized"):
         run_stages(quantized, tmp_path / "b", {"quantize": {"format": "int4", "method": "rtn"}})
     both = run_stages(
         quantized, tmp_path / "c", {"quantize": {"format": "bf16"}}, {"quantize": {"format": "int4", "method": "rtn"}}
