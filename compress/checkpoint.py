@@ -95,8 +95,9 @@ class Checkpoint:
 
     @property
     def tied(self) -> bool:
-        """The output head is the embedding."""
-        return bool(self.text_config.get("tie_word_embeddings", False)) and "lm_head.weight" not in self.tensors
+        """The output head is the embedding; a configuration that does not say so leaves it to the tensors."""
+        own = any(f".{name}".endswith(".lm_head.weight") for name in self.tensors)
+        return bool(self.text_config.get("tie_word_embeddings", True)) and not own
 
     @cached_property
     def side_files(self) -> list[Path]:

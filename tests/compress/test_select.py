@@ -1,5 +1,7 @@
 """Modules named from headers, and the language that selects them."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +28,17 @@ def test_classes_of_a_llama(tiny: Path) -> None:
     assert len(linears) == 2 * 7 + 1
     assert linears[-1] == "lm_head"  # tied: no tensor of its own, but it has a name
     assert names(tiny, "Embedding") == ["model.embed_tokens"]
+
+
+def test_a_configuration_that_does_not_say_whether_the_head_is_tied(tiny: Path, tmp_path: Path) -> None:
+    """As those that transformers 4 wrote of models whose class ties by default, Gemma's for one."""
+    shutil.copytree(tiny, tmp_path / "m")
+    config = json.loads((tmp_path / "m/config.json").read_text())
+    for stated, tied in ((True, True), (None, True), (False, False)):
+        said = {} if stated is None else {"tie_word_embeddings": stated}
+        rest = {key: value for key, value in config.items() if key != "tie_word_embeddings"}
+        (tmp_path / "m/config.json").write_text(json.dumps(rest | said))
+        assert ("lm_head" in names(tmp_path / "m", "Linear")) is tied
 
 
 def test_classes_of_a_mixture_of_experts(tiny_models: Models) -> None:
