@@ -13,6 +13,7 @@ from compress.errors import InputError
 from compress.recipe_file import shipped_recipes
 from evals.documents import SOURCES as DOCUMENTS
 from evals.problems import SOURCES as PROBLEMS
+from evals.task_files import task_names
 from quant.formats import FORMATS, Option
 from quant.kv.schemes import SCHEMES, make_scheme
 
@@ -57,11 +58,9 @@ def _options(options: Mapping[str, Option]) -> dict[str, Any]:
 
 
 def _tasks() -> Rows:
-    from lm_eval.tasks import TaskManager
-
     ours = [{"task": name, "kind": "evals.documents"} for name in DOCUMENTS]
     ours += [{"task": name, "kind": "evals.problems"} for name in PROBLEMS]
-    return ours + [{"task": name, "kind": "evals.tasks (lm-eval)"} for name in sorted(TaskManager().all_tasks)]
+    return ours + [{"task": name, "kind": "evals.tasks (lm-eval)"} for name in task_names()]
 
 
 TOPICS: Mapping[str, Callable[[], Rows]] = {"recipes": _recipes, "formats": _formats, "kv": _kv, "tasks": _tasks}

@@ -132,7 +132,6 @@ def _key(job: Job, source: str) -> dict[str, object]:
 def _run_stage(plan: StagePlan, recipe: Recipe) -> dict[str, Any]:
     """Run one stage, unless an earlier run has finished it; returns its entry of run.json."""
     started = time.monotonic()
-    report = {}
     if plan.result.path.is_dir():
         say(f"{plan.summary}: done by an earlier run, continuing from there")
         report = read_report(plan)

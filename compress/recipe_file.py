@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 from compress.errors import RecipeError
 from compress.inputs import local_path
 from compress.recipe import Recipe
+from evals.options import MEASURES
 
 __all__ = ["apply_overrides", "load_recipe", "parse_recipe", "recipe_text", "shipped_recipes"]
 
@@ -179,10 +180,7 @@ def _sentence(detail: ErrorDetails) -> str:
 
 def _without_kind(location: tuple[int | str, ...]) -> list[int | str]:
     """The path without the tag of the kind, which pydantic puts behind the name of a metric."""
-    return [part for i, part in enumerate(location) if not (i == 3 and location[0] == "gate" and part in _KINDS)]
-
-
-_KINDS = {"log_perplexity", "gold_nll", "kl", "accuracy"}
+    return [part for i, part in enumerate(location) if not (i == 3 and location[0] == "gate" and part in MEASURES)]
 
 
 def _did_you_mean(location: Sequence[int | str]) -> str:

@@ -177,6 +177,8 @@ def free_bytes(path: Path) -> int:
 def publish(staged: Path, target: Path, *, overwrite: bool) -> None:
     """Rename a finished directory into place: `target` is either what it was or the new one, whole.
 
+    Between the two renames of an overwrite there is none, and the old one lies beside it as `.NAME.old`.
+
     Raises:
         InputError: `target` exists and `overwrite` is false.
     """
