@@ -6,6 +6,7 @@
 
 import errno
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -273,7 +274,11 @@ def _recipe_words(words: list[str]) -> tuple[str, list[str]]:
 
 
 def main() -> None:
-    """Entry point: the only place where errors become sentences and exit codes."""
+    """Entry point: the only place where errors become sentences and exit codes.
+
+    A pipeline that stops us (SIGTERM) is taken like Ctrl-C, so that nothing half written and no worker is left.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(_exit_code())
 
 

@@ -113,7 +113,7 @@ def aa_difference(
     """Score the first `count` samples once more; the largest |difference to `rows`| in nats per token of a sample."""
     again = score(model, encoded[:count], reading=reading).rows
     pairs = zip(again, rows, strict=False)
-    return max(abs(new["nll"] - old["nll"]) / new["tokens"] for new, old in pairs)
+    return float(max(abs(new["nll"] - old["nll"]) / new["tokens"] for new, old in pairs))
 
 
 def _check_reference(reference: Reference | None, head: Head, encoded: Sequence[Encoded]) -> None:

@@ -139,6 +139,17 @@ def test_interrupt_leaves_no_output_and_the_next_run_continues(tiny: Path, tmp_p
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["fp8"]
 
 
+def test_a_pipeline_that_stops_a_run_is_taken_like_an_interrupt(tiny: Path, tmp_path: Path) -> None:
+    process = _start(tiny, tmp_path)
+    process.terminate()  # the command alone: its workers must go with it
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".fp8.staging"]
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+
+
 def test_kill_leaves_no_output_and_the_next_run_is_whole(tiny: Path, tmp_path: Path) -> None:
     process = _start(tiny, tmp_path)
     os.killpg(process.pid, signal.SIGKILL)
