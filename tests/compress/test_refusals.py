@@ -102,6 +102,6 @@ def test_group_size_lists_every_layer(run: Run, tiny: Path, tmp_path: Path) -> N
 def test_dry_run_shows_the_plan_and_writes_nothing(run: Run, tiny: Path, tmp_path: Path) -> None:
     code, stdout, stderr = run("int4.yaml", tiny, "--dry-run")
     assert code == 0, stderr
-    for words in ("group_size: 64", "quantize to int4 (awq-gptq)", "what the gate can resolve", "times smaller", "free"):
+    for words in ("group_size: 64", "to int4 (awq-gptq)", "what the gate can resolve", "times smaller", "free"):
         assert words in stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny"]
