@@ -91,9 +91,8 @@ def test_second_run_needs_overwrite(passed: Path, tiny_models: Models) -> None:
 
 
 def test_margin_that_cannot_be_met_blocks(tiny_models: Models, tmp_path: Path) -> None:
-    done = run(
-        "int4.yaml", tiny_models("llama"), "gate.metrics.kl.required=true", "gate.metrics.kl.max=1e-9", cwd=tmp_path
-    )
+    nearest, margin = "stages.0.quantize.method=rtn", "gate.metrics.kl.max=1e-9"
+    done = run("int4.yaml", tiny_models("llama"), nearest, "gate.metrics.kl.required=true", margin, cwd=tmp_path)
     assert done.returncode == 3, done.stderr + done.stdout
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["int4.blocked"]
     gate = json.loads((tmp_path / "out/int4.blocked/evidence/gate.json").read_text())
