@@ -19,7 +19,7 @@ from pathlib import Path
 from compress.checkpoint import Checkpoint
 from compress.recipe import Stage
 from compress.stages import Place, plan_stages, run_stage
-stage = Stage.model_validate({"quantize": {"format": sys.argv[3], "ignore": []}})
+stage = Stage.model_validate({"quantize": {"format": sys.argv[3], "method": "rtn", "ignore": []}})
 [plan] = plan_stages([stage], Checkpoint.open(sys.argv[1]), Place(Path(sys.argv[2]), int(sys.argv[4])))
 run_stage(plan, torch.device("cpu"), lambda amount: None)
 print(peak_resident_bytes() - before)
