@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from compress.bench_options import Local
-from compress.checkpoint import Checkpoint
+from compress.checkpoint import Checkpoint, quantization_block
 from compress.device import resolve_device
 from compress.engines import TRANSFORMERS, loads_in
 from compress.errors import CheckpointError, InputError
@@ -102,7 +102,7 @@ def _paths(checkpoint: Checkpoint, wanted: str | None) -> list[str]:
         return [wanted]
     if not able:
         return [LOADER]
-    return [TRANSFORMERS, LOADER] if checkpoint.config.get("quantization_config") else [TRANSFORMERS]
+    return [TRANSFORMERS, LOADER] if quantization_block(checkpoint.config) else [TRANSFORMERS]
 
 
 def _load(side: Side, device: torch.device, options: Local) -> PreTrainedModel:

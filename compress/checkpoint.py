@@ -3,6 +3,7 @@
 Everything that can be wrong with the files is found here, from headers alone, before hours are spent on the weights.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +13,9 @@ from torch import Tensor
 
 from compress.errors import CheckpointError
 from compress.inputs import parse_json
-from compress.tensor_file import TensorInfo, read_header, read_tensor
+from compress.tensor_file import Spec, TensorInfo, read_header, read_tensor
 
-__all__ = ["Checkpoint", "read_config", "read_json"]
+__all__ = ["BLOCKS", "Checkpoint", "quantization_block", "read_config", "read_json"]
 
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -38,6 +39,7 @@ NOT_CARRIED = (
     "__pycache__",
 )  # folders that describe the source, not the model
 
+BLOCKS = ("quantization_config", "compression_config")  # keys of config.json; the second one is older
 CONFIG_TYPES: dict[str, type] = {
     "model_type": str,
     "architectures": list,
@@ -88,6 +90,11 @@ class Checkpoint:
         return sum(info.nbytes for info in self.tensors.values())
 
     @property
+    def specs(self) -> dict[str, Spec]:
+        """Dtype and shape of every tensor by name."""
+        return {name: info.spec for name, info in self.tensors.items()}
+
+    @property
     def text_config(self) -> dict[str, Any]:
         """The language model's own configuration, also where it is nested in a multimodal one."""
         nested = self.config.get("text_config")
@@ -109,6 +116,12 @@ class Checkpoint:
         if any(part in NOT_CARRIED for part in file.parts) or file.name == "config.json":
             return False
         return not file.name.endswith((*OTHER_WEIGHTS, ".safetensors.index.json", ".bin.index.json"))
+
+
+def quantization_block(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What config.json says about quantization, None for a 16-bit checkpoint."""
+    block = next((config[key] for key in BLOCKS if config.get(key) is not None), None)
+    return None if block is None else dict(block)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@
 130 interrupted
 """
 
-import errno
 import json
 import signal
 import sys
@@ -15,7 +14,7 @@ import typer
 from rich.console import Console
 from typer import Argument, Option
 
-from compress.errors import CompressError, InputError, RecipeError
+from compress.errors import OS_ERRORS, CompressError, InputError, RecipeError
 from compress.progress import console
 
 __all__ = ["app", "main"]
@@ -39,21 +38,6 @@ Output = Annotated[Path, Argument(help="the output of a run")]
 Accept = Annotated[bool, Option("--accept-waivers", help="end with 0 where every loss that blocks is waived")]
 Json = Annotated[bool, Option("--json", help="print the result as JSON on standard output")]
 INTERRUPTED = "interrupted; nothing half written was left behind, run the same command to continue"
-OS_ERRORS = {
-    errno.ENOSPC: "the disk is full: free space or choose another output",
-    errno.EDQUOT: "the disk quota is used up: free space or choose another output",
-    errno.EACCES: "permission denied: choose a place you can read and write",
-    errno.EPERM: "permission denied: choose a place you can read and write",
-    errno.ENOENT: "a file or folder is missing, or was removed meanwhile: check the path",
-    errno.ENOTDIR: "a file stands where a directory should be: choose another place",
-    errno.EISDIR: "a directory stands where a file should be: give the path of a file",
-    errno.ENAMETOOLONG: "the path is too long: choose a shorter one",
-    errno.ELOOP: "the path is a circle of links: give the path of what is meant",
-    errno.EFBIG: "a file would be larger than the limit here: raise it (ulimit -f) or lower max_shard_size",
-    errno.EMFILE: "too many files are open: raise the limit (ulimit -n)",
-    errno.EIO: "the disk or the network reports an error: check it and run the command again",
-    errno.EROFS: "the file system is read-only: choose another output",
-}
 
 
 @app.command()

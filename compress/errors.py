@@ -13,6 +13,7 @@ CompressError
 Each message is one sentence: what is wrong, the value, the fix. The command line prints it without a traceback.
 """
 
+import errno
 from typing import ClassVar
 
 
@@ -62,3 +63,21 @@ class PushFailed(CompressError):
     """The variant passed but could not be published, or the remote bytes differ."""
 
     exit_code = 6
+
+
+# what the system refuses, in words and with the fix; anything else is a bug and keeps its traceback
+OS_ERRORS = {
+    errno.ENOSPC: "the disk is full: free space or choose another output",
+    errno.EDQUOT: "the disk quota is used up: free space or choose another output",
+    errno.EACCES: "permission denied: choose a place you can read and write",
+    errno.EPERM: "permission denied: choose a place you can read and write",
+    errno.ENOENT: "a file or folder is missing, or was removed meanwhile: check the path",
+    errno.ENOTDIR: "a file stands where a directory should be: choose another place",
+    errno.EISDIR: "a directory stands where a file should be: give the path of a file",
+    errno.ENAMETOOLONG: "the path is too long: choose a shorter one",
+    errno.ELOOP: "the path is a circle of links: give the path of what is meant",
+    errno.EFBIG: "a file would be larger than the limit here: raise it (ulimit -f) or lower max_shard_size",
+    errno.EMFILE: "too many files are open: raise the limit (ulimit -n)",
+    errno.EIO: "the disk or the network reports an error: check it and run the command again",
+    errno.EROFS: "the file system is read-only: choose another output",
+}

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from compress.calibration import Text, training_texts
-from compress.checkpoint import Checkpoint
+from compress.checkpoint import Checkpoint, quantization_block
 from compress.errors import InputError, RecipeError, Refused
 from compress.progress import Advance, say
 from compress.source import fetch_source
@@ -51,14 +51,14 @@ def plan_distill(options: Distill, source: Checkpoint, target: Path, place: Plac
         RecipeError: the student is quantized, or is the teacher itself.
         InputError: no such teacher, or both do not fit into memory.
     """
-    if "quantization_config" in source.config:
+    if quantization_block(source.config) is not None:
         raise RecipeError("stages: distill trains 16-bit weights, so it stands before quantize, not after it")
     teacher = place.origin if options.teacher == "source" else Checkpoint.open(fetch_source(options.teacher, say=say))
     if teacher is None or teacher.path == source.path:
         raise RecipeError("stages: the student is the teacher itself: put distill after prune, or name another teacher")
     memory = check_memory(source, teacher)
     rounded = _rounded(source, place) if options.quantized else []
-    shards = plan_shards({name: info.spec for name, info in source.tensors.items()}, place.max_shard_size)
+    shards = plan_shards(source.specs, place.max_shard_size)
 
     def write(directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
         from quant.fake import plain_weights, round_weights

@@ -33,7 +33,7 @@ def plan_draft(options: Draft, source: Checkpoint, target: Path, place: Place) -
     from distill.draft import kept_layers  # brings the model code
 
     kept_layers(int(source.text_config["num_hidden_layers"]), options.layers)
-    shards = plan_shards({name: info.spec for name, info in source.tensors.items()}, place.max_shard_size)
+    shards = plan_shards(source.specs, place.max_shard_size)
 
     def write(directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
         journal = target.with_name(f"{target.name}.journal")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from compress.calibration import calibration_texts, calibration_tokens
-from compress.checkpoint import Checkpoint, read_json
+from compress.checkpoint import Checkpoint, quantization_block, read_json
 from compress.errors import RecipeError
 from compress.progress import Advance
 from compress.recipe import Stage
@@ -24,7 +24,6 @@ from quant.kv.plan import KvPlan, plan_kv_cache, write_kv_cache
 from quant.methods import METHODS
 from quant.options import Quantize
 from quant.plan import Choice, QuantizePlan, plan_quantize, stored_specs
-from quant.scheme import quantization_block
 from quant.stored import StoredModule
 from quant.stream import run_streaming
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from compress.architectures import layer_of
-from compress.checkpoint import Checkpoint
+from compress.checkpoint import Checkpoint, quantization_block
 from compress.errors import CheckpointError
 from compress.tensor_file import Spec
 from compress.writer import ShardPlan, plan_shards
@@ -54,7 +54,7 @@ def plan_prune(
         CheckpointError: an axis that the model does not have, or a quantized source.
         RecipeError: a target that no legal dims meet.
     """
-    if "quantization_config" in checkpoint.config:
+    if quantization_block(checkpoint.config) is not None:
         raise CheckpointError(f"{checkpoint.path} is quantized: prune the 16-bit checkpoint and quantize the result")
     before = dims_of(checkpoint)
     for axis in axes if isinstance(target, Target) else target:

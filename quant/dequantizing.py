@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 
-from compress.checkpoint import Checkpoint
+from compress.checkpoint import BLOCKS, Checkpoint
 from compress.errors import Refused
 from compress.progress import Advance
 from compress.tensor_file import Spec
 from compress.writer import ShardPlan, ShardWriter, plan_shards
 from quant.plan import cast_config, cast_spec
-from quant.scheme import BLOCKS
 from quant.stored import Stored, StoredModule, sort_tensors
 from quant.stream import copy_tensor
 

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
-from compress.checkpoint import Checkpoint
+from compress.checkpoint import BLOCKS, Checkpoint
 from compress.errors import CheckpointError, Refused
 from quant.inputs import attach_rounding
 from quant.kv.cache import KvEmulation
 from quant.kv.stored import kv_emulation
-from quant.scheme import BLOCKS
 from quant.stored import Stored, sort_tensors
 
 __all__ = ["LoadedModel", "load_model"]

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from compress.architectures import fused_groups
-from compress.checkpoint import Checkpoint
+from compress.checkpoint import Checkpoint, quantization_block
 from compress.errors import CheckpointError, RecipeError
 from compress.modules import Module, modules
 from compress.select import matches, select
 from compress.tensor_file import Spec, TensorInfo
 from compress.writer import ShardPlan, plan_shards
 from quant.format import Format
-from quant.scheme import quantization_block, quantization_config
+from quant.scheme import quantization_config
 
 __all__ = ["Assignment", "Choice", "QuantizePlan", "cast_config", "cast_spec", "plan_quantize", "stored_specs"]
 

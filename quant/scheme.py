@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from compress.checkpoint import quantization_block
 from compress.errors import CheckpointError
 from compress.select import strength
 from quant.activations import is_emulated
@@ -23,11 +24,9 @@ from quant.format import Format
 from quant.formats import FORMATS, Option, make_format
 
 __all__ = [
-    "BLOCKS",
     "formats_of",
     "kv_cache_scheme_of",
     "normal_arguments",
-    "quantization_block",
     "quantization_config",
 ]
 
@@ -35,7 +34,6 @@ Lookup = Callable[[str, str], Format | None]
 
 LAYOUT_VERSION = "0.20.1"  # the compressed-tensors release whose layout is written
 MIXED = "mixed-precision"
-BLOCKS = ("quantization_config", "compression_config")  # keys of config.json; the second one is older
 # older names of a layout that stores the same bytes
 ALIASES = {"naive-quantized": ("float-quantized", "int-quantized")}
 DEFAULTS: Mapping[str, Any] = {
@@ -169,12 +167,6 @@ def kv_cache_scheme_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
     block = quantization_block(config) or {}
     scheme = block.get("kv_cache_scheme")
     return None if scheme is None else dict(scheme)
-
-
-def quantization_block(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What config.json says about quantization, None for a 16-bit checkpoint."""
-    block = next((config[key] for key in BLOCKS if config.get(key) is not None), None)
-    return None if block is None else dict(block)
 
 
 def _read_compressed_tensors(block: Mapping[str, Any]) -> Lookup:

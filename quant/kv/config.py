@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from compress.checkpoint import BLOCKS, quantization_block
 from compress.errors import CheckpointError, RecipeError
 from quant.kv.layers import Attention
 from quant.kv.schemes import SCHEMES, KvScheme, make_scheme
@@ -64,8 +65,8 @@ def config_with_scheme(config: Mapping[str, Any], scheme: KvScheme) -> dict[str,
         raise RecipeError(f"the KV cache is quantized already, to {present.label}: give the checkpoint it came from")
     if scheme.arguments is None:
         return dict(config) | {EMULATED: {"scheme": scheme.name, **scheme.options}}
-    key = "compression_config" if "compression_config" in config else "quantization_config"
-    block = dict(config.get(key) or quantization_config([], [], scheme.arguments))
+    key = next((key for key in BLOCKS if config.get(key) is not None), BLOCKS[0])
+    block = quantization_block(config) or quantization_config([], [], scheme.arguments)
     method = block.get("quant_method", "compressed-tensors")
     if method != "compressed-tensors":
         raise RecipeError(f"{method} weights cannot be combined with a KV-cache scheme: use another weight format")

@@ -67,7 +67,7 @@ def plan_kv_cache(checkpoint: Checkpoint, scheme: KvScheme, *, max_shard_size: i
         if shape_of
         else {}
     )
-    outputs = {name: info.spec for name, info in checkpoint.tensors.items()} | scales
+    outputs = checkpoint.specs | scales
     config = config_with_scheme(checkpoint.config, scheme)
     return KvPlan(checkpoint, scheme, layers, scales, plan_shards(outputs, max_shard_size), config)
 
