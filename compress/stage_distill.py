@@ -23,11 +23,12 @@ from compress.errors import InputError, RecipeError, Refused
 from compress.progress import Advance, say
 from compress.source import fetch_source
 from compress.stage_plan import LayerRow, Place, StagePlan, planned_tensors
+from compress.stage_quantize import quantize_plan
 from compress.writer import ShardWriter, plan_shards
 from distill.data import Data, Source, TokenText, build_data
 from distill.options import Distill, Mix
 from quant.options import Quantize
-from quant.plan import Assignment, Choice, plan_quantize
+from quant.plan import Assignment
 from quant.stream import copy_tensor
 
 __all__ = ["Learnt", "check_memory", "learn", "plan_distill"]
@@ -100,16 +101,7 @@ def _rounded(source: Checkpoint, place: Place) -> list[Assignment]:
     following = place.following
     if not isinstance(following, Quantize) or following.method != "rtn":
         raise RecipeError("stages: distill.quantized needs a stage quantize with method rtn right after it")
-    choices = [Choice(o.targets, None if o.format == "bf16" else o.build()) for o in following.overrides]
-    plan = plan_quantize(
-        source,
-        following.build(),
-        targets=following.targets,
-        ignore=following.ignore,
-        overrides=choices,
-        max_shard_size=place.max_shard_size,
-    )
-    return list(plan.quantized)
+    return quantize_plan(following, source, place).quantized
 
 
 def check_memory(student: Checkpoint, teacher: Checkpoint) -> int:

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from compress.calibration import calibration_tokens
+from compress.calibration_options import Calibration
 from compress.checkpoint import Checkpoint
 from compress.progress import Advance
 from compress.tensor_file import TensorInfo, encode_header
@@ -67,6 +70,16 @@ class Place:
     trust_remote_code: bool = False
     origin: Checkpoint | None = None
     following: Any = None
+
+    def calibration_tokens(self, wanted: Calibration, source: Checkpoint) -> Tensor:
+        """(N, T) int64: the texts that a stage asks for, apart from what is evaluated; raises as its namesake."""
+        return calibration_tokens(
+            source.path,
+            documents=wanted.documents,
+            problems=wanted.problems,
+            size=(wanted.samples, wanted.length),
+            evaluated=self.evaluated,
+        )
 
 
 def planned_tensors(shards: ShardPlan, directory: Path) -> dict[str, TensorInfo]:

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from compress.architectures import layer_of
-from compress.calibration import calibration_tokens
 from compress.checkpoint import Checkpoint
 from compress.modules import modules
 from compress.progress import Advance
@@ -30,14 +29,7 @@ def plan_prune_stage(options: Prune, source: Checkpoint, target: Path, place: Pl
     def write(directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
         from prune.run import How, run_prune  # brings the model code, which planning does not need
 
-        wanted = options.calibration
-        tokens = calibration_tokens(
-            source.path,
-            documents=wanted.documents,
-            problems=wanted.problems,
-            size=(wanted.samples, wanted.length),
-            evaluated=place.evaluated,
-        )
+        tokens = place.calibration_tokens(options.calibration, source)
         how = How(options.method, options.layer_score, tokens, target.with_name(f"{target.name}.journal"))
         return run_prune(plan, how, directory, device, advance)
 

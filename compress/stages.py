@@ -7,25 +7,19 @@ from typing import Any
 
 import torch
 
-from compress.calibration import calibration_texts, calibration_tokens
-from compress.checkpoint import Checkpoint, quantization_block, read_json
-from compress.errors import RecipeError
+from compress.calibration import calibration_texts
+from compress.checkpoint import Checkpoint, read_json
 from compress.progress import Advance
 from compress.recipe import Stage
 from compress.stage_distill import plan_distill
 from compress.stage_draft import plan_draft
 from compress.stage_plan import LayerRow, Place, StagePlan, planned_tensors
 from compress.stage_prune import plan_prune_stage
+from compress.stage_quantize import plan_quantize_stage
 from compress.writer import copy_side_file, write_json
-from quant.dequantizing import plan_dequantize, run_dequantize
 from quant.kv.layers import Attention
 from quant.kv.options import KvCache
 from quant.kv.plan import KvPlan, plan_kv_cache, write_kv_cache
-from quant.methods import METHODS
-from quant.options import Quantize
-from quant.plan import Choice, QuantizePlan, plan_quantize, stored_specs
-from quant.stored import StoredModule
-from quant.stream import run_streaming
 
 __all__ = ["LayerRow", "Place", "StagePlan", "plan_stages", "read_report", "run_stage"]
 
@@ -76,69 +70,6 @@ def _report_file(plan: StagePlan) -> Path:
     return plan.result.path.with_name(f"{plan.result.path.name}.report.json")
 
 
-def _plan_quantize(options: Quantize, source: Checkpoint, target: Path, place: Place) -> StagePlan:
-    if options.format == "bf16" and quantization_block(source.config) is not None:
-        return _plan_dequantize(source, target, place)
-    choices = [Choice(o.targets, None if o.format == "bf16" else o.build()) for o in options.overrides]
-    plan = plan_quantize(
-        source,
-        options.build(),
-        targets=options.targets,
-        ignore=options.ignore,
-        overrides=choices,
-        max_shard_size=place.max_shard_size,
-    )
-
-    def stream(directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
-        run_streaming(plan, directory, device, advance)
-        return {}
-
-    def calibrate(directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
-        from quant.calibrated import Calibration, run_calibrated  # brings the model code, which streaming does not need
-
-        wanted = options.calibration
-        tokens = calibration_tokens(
-            source.path,
-            documents=wanted.documents,
-            problems=wanted.problems,
-            size=(wanted.samples, wanted.length),
-            evaluated=place.evaluated,
-        )
-        journal = target.with_name(f"{target.name}.journal")
-        reports = run_calibrated(plan, Calibration(options.method, tokens, journal), directory, device, advance)
-        return {"method": options.method, "calibration_tokens": tokens.numel(), "blocks": reports}
-
-    return StagePlan(
-        name="quantize",
-        summary=f"quantize to {options.format} ({options.method})",
-        source=source,
-        result=Checkpoint(target, plan.config, planned_tensors(plan.shards, target)),
-        shards=plan.shards,
-        layers=_layers(plan),
-        write=calibrate if METHODS[options.method].calibrated else stream,
-    )
-
-
-def _plan_dequantize(source: Checkpoint, target: Path, place: Place) -> StagePlan:
-    if not source.path.is_dir():
-        raise RecipeError("stages: quantize: {format: bf16} makes a quantized model 16-bit, so it can only come first")
-    plan = plan_dequantize(source, max_shard_size=place.max_shard_size)
-
-    def row(module: StoredModule) -> LayerRow:
-        before = sum(source.tensors[name].nbytes for name in module.tensors.values())
-        return LayerRow(module.name, module.shape, "bf16", "", before, 2 * module.shape[0] * module.shape[1])
-
-    return StagePlan(
-        name="quantize",
-        summary="dequantize to bf16",
-        source=source,
-        result=Checkpoint(target, plan.config, planned_tensors(plan.shards, target)),
-        shards=plan.shards,
-        layers=[row(module) for module in plan.stored.modules.values()],
-        write=lambda directory, device, advance: run_dequantize(plan, directory, advance),
-    )
-
-
 def _plan_kv_cache(options: KvCache, source: Checkpoint, target: Path, place: Place) -> StagePlan:
     plan = plan_kv_cache(source, options.build(), max_shard_size=place.max_shard_size)
 
@@ -170,18 +101,8 @@ def _kv_row(plan: KvPlan, attention: Attention) -> LayerRow:
     return LayerRow(attention.name, shape, plan.scheme.name, "", *plan.token_bytes(attention))
 
 
-def _layers(plan: QuantizePlan) -> list[LayerRow]:
-    rows = []
-    for assignment in plan.assignments:
-        module = assignment.module
-        after = sum(spec.nbytes for spec in stored_specs(module, assignment.fmt).values())
-        becomes = assignment.fmt.name if assignment.fmt else "16 bits"
-        rows.append(LayerRow(module.name, module.shape, becomes, assignment.reason, module.weight.nbytes, after))
-    return rows
-
-
 PLANNERS: Mapping[str, Callable[[Any, Checkpoint, Path, Place], StagePlan]] = {
-    "quantize": _plan_quantize,
+    "quantize": plan_quantize_stage,
     "kv_cache": _plan_kv_cache,
     "distill": plan_distill,
     "draft": plan_draft,
