@@ -15,6 +15,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from compress.amounts import format_bytes
+from compress.checkpoint import quantization_block
 from compress.engines import TRANSFORMERS, VLLM, loads_in
 from compress.errors import InputError
 from compress.evidence_files import LOCK, read_gate, read_json, seal
@@ -106,7 +107,7 @@ def _metadata(front: Mapping[str, Any], found: CardInput, repo: str) -> dict[str
 
 
 def _formats(config: Mapping[str, Any]) -> list[str]:
-    block = config.get("quantization_config") or {}
+    block = quantization_block(config) or {}
     return [str(block[key]) for key in ("quant_method", "format") if block.get(key)]
 
 

@@ -33,6 +33,8 @@ OTHER_WEIGHTS = (
 )
 NOT_CARRIED = (
     "evidence",
+    ".evidence.new",
+    ".evidence.old",
     ".git",
     ".cache",
     ".eval_results",

@@ -132,10 +132,17 @@ def _row(variant: Variant, metrics: Sequence[str]) -> list[str]:
 
 
 def _table(variants: Sequence[Variant]) -> Table:
-    table = Table(box=SIMPLE_HEAD, header_style="bold")
-    for name in _header(variants):
-        table.add_column(name, overflow="fold", justify="left" if name in ("variant", "verdict") else "right")
+    table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    *names, worst, verdict = _header(variants)
+    for name in (*names, worst.partition(",")[0], verdict):
+        words = name in ("variant", "verdict")
+        table.add_column(name, overflow="fold", justify="left" if words else "right", no_wrap=name != "variant")
     for variant in variants:
-        *cells, verdict = _row(variant, _metrics(variants))
-        table.add_row(*map(Text, cells), Text(verdict, style=STYLES[verdict]))
+        name, size, *cells, verdict = _row(variant, _metrics(variants))
+        short = [cell.partition(" ")[0] for cell in cells]
+        table.add_row(Text(name), size, *map(Text, short), Text(verdict, style=STYLES[verdict]))
+    table.caption, table.caption_justify = (
+        "worst: the largest loss of a required metric, in units of its margin",
+        "left",
+    )
     return table

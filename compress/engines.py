@@ -6,6 +6,8 @@ A table of what was tried with transformers 5 and vLLM 0.32: a load snippet is s
 from collections.abc import Mapping
 from typing import Any, Final
 
+from compress.checkpoint import quantization_block
+
 __all__ = ["TRANSFORMERS", "VLLM", "loads_in"]
 
 TRANSFORMERS, VLLM = "transformers", "vLLM"
@@ -30,7 +32,7 @@ METHODS: Final[Mapping[str, tuple[str, ...]]] = {
 
 def loads_in(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Engines that load a checkpoint with this config.json; empty if none is known to."""
-    block = config.get("quantization_config")
+    block = quantization_block(config)
     if not block:
         return BOTH
     if block.get("quant_method") != "compressed-tensors":

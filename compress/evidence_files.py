@@ -26,6 +26,7 @@ import yaml
 from compress.errors import InputError, Refused
 from compress.inputs import parse_json
 from compress.manifest import EVIDENCE, Manifest, canonical_json, sha256_file
+from compress.replace import moved_aside
 from evals.gate import Metric
 from evals.pairing import Row
 
@@ -108,6 +109,11 @@ def seal(directory: Path) -> str:
 def read_gate(directory: Path) -> dict[str, Any]:
     """gate.json of a run's output. Raises `InputError` if there is none and `Refused` if it cannot be read."""
     path = directory / EVIDENCE / GATE
+    for place in (directory, path.parent):
+        if old := moved_aside(place):
+            raise InputError(
+                f"{place} is missing: a run was killed while it replaced it; run it again, or rename {old} back"
+            )
     if not path.is_file():
         raise InputError(f"{directory} holds no {EVIDENCE}/{GATE}; give the directory that a run has written")
     gate = read_json(path)

@@ -19,6 +19,7 @@ from compress.errors import InputError, Refused
 
 __all__ = [
     "EVIDENCE",
+    "STAGED",
     "Difference",
     "FileEntry",
     "Manifest",
@@ -29,8 +30,9 @@ __all__ = [
 ]
 
 EVIDENCE = "evidence"
+STAGED, OLD = f".{EVIDENCE}.new", f".{EVIDENCE}.old"  # while it is replaced
 EXCLUDED_PATHS = frozenset({"README.md", ".gitattributes"})
-EXCLUDED_FOLDERS = (EVIDENCE, ".eval_results", ".cache/huggingface")
+EXCLUDED_FOLDERS = (EVIDENCE, STAGED, OLD, ".eval_results", ".cache/huggingface")
 EXCLUDED_SUFFIXES = (".sig", ".sigstore")
 CHUNK = 1 << 22  # bytes
 

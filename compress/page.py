@@ -56,9 +56,10 @@ def report_html(gate: Mapping[str, Any], run: Mapping[str, Any], found: PageInpu
         title=f"{gate['verdict']}: {run['output']}",
         gate=gate,
         run=run,
-        headline=headline(gate),
+        headline=_sentence(headline(gate)),
         claim=claim(gate) if gate["verdict"] == "PASS" else "",
         columns=COLUMNS,
+        optional=any(not metric["required"] for metric in gate["metrics"]),
         metrics=[metric_cells(metric) for metric in gate["metrics"]],
         forest=Markup(forest(intervals(gate))),
         data=[_data(name, sides, gate, found.texts.get(name, {})) for name, sides in found.rows.items()],
@@ -92,6 +93,12 @@ def intervals(gate: Mapping[str, Any]) -> list[Interval]:
         Interval(m["id"], scaled(m, "loss"), scaled(m, "lower"), scaled(m, "upper"), m["verdict"])
         for m in gate["metrics"]
     ]
+
+
+def _sentence(headline: str) -> str:
+    """Without the verdict before it, which is the heading."""
+    words = headline.partition(": ")[2]
+    return words[:1].upper() + words[1:]
 
 
 def _data(name: str, sides: Sides, gate: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
@@ -138,6 +145,7 @@ def _shown(view: View, texts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _cut(text: str) -> str:
+    text = text.strip()
     return text if len(text) <= EXCERPT else f"{text[:EXCERPT]}…"
 
 

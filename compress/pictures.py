@@ -42,6 +42,10 @@ STYLE: Any = {  # a plain mapping; the library types every key by name
 WIDTH = 4.4  # inches, 317 points: text stays legible when a phone shrinks the picture
 EDGE = 3.0  # margins beyond which the forest plot ends
 MOST = 2000  # points of one picture
+LOSSES = (-10, -2, -1, -0.5, 0, 0.5, 1, 2, 5, 10, 30, 100, 1000)  # ticks, in margins
+FRAME = (255, 195)  # points inside the axes of `pareto`, about
+HEIGHTS = (3, 14, 25, -12, -23)  # points between a dot and the foot of its name, the best first
+Box = tuple[float, float, float, float]  # left, bottom, right, top
 
 
 @dataclass(frozen=True)
@@ -86,19 +90,19 @@ def forest(intervals: Sequence[Interval]) -> str:
 
 
 def scatter(source: Sequence[float], variant: Sequence[float], worst: Sequence[int], *, name: str) -> str:
-    """NLL per token of every sample on both sides; a point above the diagonal is a sample that lost. `worst` are the
-    places of the samples the table lists."""
+    """What the variant adds to the NLL per token of every sample, against the source's; a point above 0 is a sample
+    that lost. `worst` are the places of the samples that are listed."""
+    added = [theirs - ours for ours, theirs in zip(source, variant, strict=True)]
 
     def draw(axes: Axes) -> None:
-        low, high = min(*source, *variant), max(*source, *variant)
-        axes.plot([low, high], [low, high], color=LINE, linewidth=1)
-        _dots(axes, source, variant, ACCENT)
-        _dots(axes, [source[i] for i in worst], [variant[i] for i in worst], BAD)
-        axes.set(xlabel="source, nats per token", ylabel="variant, nats per token", aspect="equal")
+        axes.axhline(0, color=LINE, linewidth=1)
+        _dots(axes, source, added, ACCENT)
+        _dots(axes, [source[i] for i in worst], [added[i] for i in worst], BAD)
+        axes.set(xlabel="source, nats per token", ylabel="added by the variant")
 
-    above = sum(ours > theirs for ours, theirs in zip(variant, source, strict=True))
-    text = f"{above} of {len(source)} samples have a higher loss in the variant than in the source."
-    return _svg(f"scatter-{name}", f"{name}: source and variant, sample by sample", text, draw, 4.2)
+    above = sum(loss > 0 for loss in added)
+    text = f"{above} of {len(added)} samples lost, from {min(added):+.4f} to {max(added):+.4f} nats per token."
+    return _svg(f"scatter-{name}", f"{name}: what each sample lost", text, draw, 2.8)
 
 
 def ratios(growth: Sequence[float], margin: float, *, name: str) -> str:
@@ -125,13 +129,16 @@ def pareto(points: Sequence[Point]) -> str:
     def draw(axes: Axes) -> None:
         axes.axhline(1, color=BAD, linewidth=1.5, linestyle="--")
         axes.plot([p.size / 1e6 for p in best], [p.loss for p in best], color=LINE, linewidth=1.5)
-        for place, point in enumerate(sorted(points, key=lambda point: -point.loss)):
-            at = (point.size / 1e6, point.loss)
-            axes.plot(*at, "o", color=VERDICT_COLORS.get(point.verdict, ACCENT))
-            offset = (7, 4) if place % 2 == 0 else (7, -11)  # neighbours are labelled above and below
-            axes.annotate(_short(point.name), at, offset, textcoords="offset points", color=INK)
-        axes.margins(0.2)
+        for point in points:
+            axes.plot(point.size / 1e6, point.loss, "o", color=VERDICT_COLORS.get(point.verdict, ACCENT))
+        axes.set_yscale("symlog", linthresh=1, linscale=1)  # what is near the margin gets the room
+        axes.margins(0.15)
+        low, high = axes.get_ylim()
+        ticks = [tick for tick in LOSSES if low <= tick <= high]
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
         axes.set(xlabel="weights, MB", ylabel="worst loss, in margins (dashed: 1)")
+        _label(axes, sorted(points, key=lambda point: point.loss))
 
     text = "; ".join(f"{p.name}: {p.size / 1e6:.1f} MB, {p.loss:.2f} margins, {p.verdict}" for p in points)
     return _svg("pareto", "Size against loss", text, draw, 3.4)
@@ -175,6 +182,25 @@ def steps(added: Mapping[str, Sequence[float | None]], stages: Sequence[str]) ->
     words = [f"{name} {', '.join('–' if v is None else f'{v:+.2f}' for v in values)}" for name, values in added.items()]
     text = f"Stages {', '.join(stages)}; added by each, in margins: {'; '.join(words)}."
     return _svg("steps", "Loss added by each stage", text, draw, 3.0)
+
+
+def _label(axes: Axes, points: Sequence[Point]) -> None:
+    """The name of each dot beside it, where it covers no other name and no dot; the lowest dot chooses first."""
+    scale, (width, height) = axes.transScale + axes.transLimits, FRAME
+    places = [scale.transform((p.size / 1e6, p.loss)) * (width, height) for p in points]
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in places]
+    for point, (x, y) in zip(points, places, strict=True):
+        long = 5.8 * len(_short(point.name))
+        boxes = [(x + dx, y + dy, x + dx + long, y + dy + 9) for dx in (7, -7 - long) for dy in HEIGHTS]
+        free = [box for box in boxes if box[0] >= 0 and not any(_overlap(box, other) for other in taken)]
+        box = (free or boxes)[0]
+        taken.append(box)
+        offset, at = (box[0] - x, box[1] - y), (point.size / 1e6, point.loss)
+        axes.annotate(_short(point.name), at, offset, textcoords="offset points", color=INK)
+
+
+def _overlap(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def _interval(axes: Axes, place: int, interval: Interval) -> None:

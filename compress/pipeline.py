@@ -29,7 +29,7 @@ from compress.recipe_file import load_recipe
 from compress.report import headline, result_table
 from compress.source import check_usable, fetch_source, peek_source
 from compress.stages import Place, StagePlan, plan_stages, read_report, run_stage
-from compress.staging import Places, check_output, settle, staging
+from compress.staging import Places, check_output, recover, settle, staging
 from compress.waivers import exit_code
 from compress.waterfall import waterfall
 from evals.samples import SampleSet
@@ -110,6 +110,7 @@ def _plan(name: str, overrides: Sequence[str], *, overwrite: bool, weights: bool
     place = Place(places.staging, recipe.max_shard_size, sets, recipe.trust_remote_code)
     plans = plan_stages(recipe.stages, source, place)
     check_fit(recipe.fit, plans[-1].result)
+    recover(places)
     check_output(places, source.path, sum(plan.shards.nbytes for plan in plans), overwrite=overwrite)
     check_tasks(recipe)
     command = shlex.join(["compress", "run", f"recipe={name}", *overrides])

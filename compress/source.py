@@ -18,7 +18,8 @@ import platformdirs
 from compress.checkpoint import OTHER_WEIGHTS, PICKLES, Checkpoint, read_config
 from compress.errors import CheckpointError, InputError, RecipeError
 from compress.inputs import local_path
-from compress.tensor_file import TensorInfo, fsync_directory, tensor_info
+from compress.replace import fsync_directory
+from compress.tensor_file import TensorInfo, tensor_info
 
 __all__ = ["DEMO_INSTALL", "cache_directory", "check_usable", "fetch_source", "peek_source"]
 

@@ -4,6 +4,7 @@ out/fp8            appears in one rename, and only on PASS
 out/fp8.blocked    the variant that was not allowed out, with its evidence
 out/.fp8.staging   one folder per stage while the run works; a later run with the same key continues there
 out/.fp8.lock      held while a run works
+out/.fp8.old       the output before, while it is replaced; brought back if a kill left it there
 """
 
 import contextlib
@@ -18,10 +19,11 @@ from compress.amounts import format_bytes
 from compress.errors import Diverged, InputError
 from compress.inputs import local_path, parse_json
 from compress.manifest import EVIDENCE
-from compress.tensor_file import fsync_directory
-from compress.writer import free_bytes, publish, write_json
+from compress.progress import say
+from compress.replace import fsync_directory, moved_aside, publish, restore
+from compress.writer import free_bytes, write_json
 
-__all__ = ["Places", "check_output", "staging"]
+__all__ = ["Places", "check_output", "recover", "settle", "staging"]
 
 KEY = "key.json"
 HEADROOM = 1.02  # side files, headers, evidence
@@ -41,6 +43,21 @@ class Places:
         self.blocked = self.output.with_name(f"{self.output.name}.blocked")
         self.staging = self.output.with_name(f".{self.output.name}.staging")
         self.lock = self.output.with_name(f".{self.output.name}.lock")
+
+
+def recover(places: Places) -> None:
+    """Bring back an output that a killed run had moved aside and not replaced.
+
+    Raises:
+        InputError: another run works on this output.
+    """
+    lost = [place for place in (places.output, places.blocked) if moved_aside(place)]
+    if not lost:
+        return
+    with _locked(places):
+        for place in lost:
+            if restore(place):
+                say(f"{place} is back: a run was killed while it replaced it")
 
 
 def check_output(places: Places, source: Path, needed: int, *, overwrite: bool) -> None:
@@ -83,25 +100,35 @@ def staging(places: Places, key: dict[str, object]) -> Iterator[Path]:
         InputError: another run works on this output.
     """
     created = _make_parents(places.output.parent)
+    try:
+        with _locked(places):
+            try:
+                _prepare(places.staging, key)
+                yield places.staging
+            except (KeyboardInterrupt, Diverged):
+                _drop_partial(places.staging)
+                raise
+            except BaseException:
+                shutil.rmtree(places.staging, ignore_errors=True)
+                raise
+    finally:
+        for folder in created:
+            with contextlib.suppress(OSError):  # not empty: the output is in it
+                folder.rmdir()
+
+
+@contextlib.contextmanager
+def _locked(places: Places) -> Iterator[None]:
+    """The output alone."""
     with places.lock.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(f"another run writes {places.output}: wait for it or choose another output") from error
         try:
-            _prepare(places.staging, key)
-            yield places.staging
-        except (KeyboardInterrupt, Diverged):
-            _drop_partial(places.staging)
-            raise
-        except BaseException:
-            shutil.rmtree(places.staging, ignore_errors=True)
-            raise
+            yield
         finally:
             places.lock.unlink(missing_ok=True)
-            for folder in created:
-                with contextlib.suppress(OSError):  # not empty: the output is in it
-                    folder.rmdir()
 
 
 def _make_parents(folder: Path) -> list[Path]:

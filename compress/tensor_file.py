@@ -8,7 +8,6 @@ JSON, then the data, without holes.
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import index  # an integer as it is, never one made of text or a fraction
@@ -193,12 +192,3 @@ def encode_header(specs: Mapping[str, Spec]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-def fsync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -2,7 +2,7 @@
 
 The plan fixes every shard, header and offset from dtypes and shapes alone: the dry run prints it, the disk space is
 reserved from it, and tensors are written at their place in any order, in runs of rows, so that memory holds one run at
-a time. Directories are built under a staging name and renamed into place by `publish`.
+a time. Directories are built under a staging name and renamed into place by `compress.replace`.
 """
 
 import errno
@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from compress.checkpoint import INDEX
-from compress.errors import InputError
-from compress.tensor_file import Spec, encode_header, fsync_directory
+from compress.tensor_file import Spec, encode_header
 
-__all__ = ["ShardPlan", "ShardWriter", "copy_side_file", "free_bytes", "plan_shards", "publish", "write_json"]
+__all__ = ["ShardPlan", "ShardWriter", "copy_side_file", "free_bytes", "plan_shards", "write_json"]
 
 
 @dataclass(frozen=True)
@@ -172,23 +171,3 @@ def free_bytes(path: Path) -> int:
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
-
-
-def publish(staged: Path, target: Path, *, overwrite: bool) -> None:
-    """Rename a finished directory into place: `target` is either what it was or the new one, whole.
-
-    Between the two renames of an overwrite there is none, and the old one lies beside it as `.NAME.old`.
-
-    Raises:
-        InputError: `target` exists and `overwrite` is false.
-    """
-    if target.exists() and not overwrite:
-        raise InputError(f"{target} exists: choose another output or add --overwrite")
-    fsync_directory(staged)
-    old = target.with_name(f".{target.name}.old")
-    if target.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        target.rename(old)
-    staged.rename(target)
-    fsync_directory(target.parent)
-    shutil.rmtree(old, ignore_errors=True)

@@ -1,6 +1,8 @@
 """Several variants of one source: the table, the picture, and what may not be compared."""
 
 import json
+import re
+from itertools import pairwise
 
 import pytest
 
@@ -81,3 +83,10 @@ def test_only_variants_that_nothing_beats_are_joined():
     text = pareto(points)
     path = next(part for part in text.split("<path ")[1:] if "stroke-width: 1.5; stroke-linecap: square" in part)
     assert path.split('"')[1].count("L") == 1
+
+
+def test_names_of_dots_that_nearly_touch_stand_apart_in_the_order_of_the_dots():
+    points = [Point(name, 113_000_000 + i, 9 - i / 10, "FAIL") for i, name in enumerate(("top", "middle", "low"))]
+    text = pareto([*points, Point("far", 269_000_000, 0.0, "PASS")])
+    tops = [float(re.search(rf'y="([-\d.]+)"[^>]*>{name}<', text)[1]) for name in ("top", "middle", "low")]
+    assert all(10 < below - above < 30 for above, below in pairwise(tops))

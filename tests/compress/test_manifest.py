@@ -52,7 +52,8 @@ def test_digest_is_the_sha256_of_the_canonical_list(checkpoint):
 
 def test_digest_ignores_what_is_excluded_and_nothing_else(checkpoint):
     before = build_manifest(checkpoint).digest
-    for name in ("README.md", "evidence/gate.json", "evidence/new.json", "model.sig"):
+    for name in ("README.md", "evidence/gate.json", ".evidence.old/gate.json", ".evidence.new/gate.json", "model.sig"):
+        (checkpoint / name).parent.mkdir(exist_ok=True)
         (checkpoint / name).write_bytes(b"other")
     assert build_manifest(checkpoint).digest == before
     (checkpoint / "config.json").write_bytes(b"{ ")

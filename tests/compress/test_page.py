@@ -80,7 +80,7 @@ def test_the_page_is_well_formed_and_complete(report):
     assert page.all("h1")[0]["text"] == "PASS"
     text = page.all("body")[0]["text"]
     for words in (
-        "every required metric shows a loss below its margin",
+        "Every required metric shows a loss below its margin.",
         "With 95% confidence",
         "2.00 times smaller",
         "compress run recipe=int8.yaml",

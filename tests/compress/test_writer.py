@@ -8,9 +8,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from compress.errors import InputError
 from compress.tensor_file import Spec
-from compress.writer import ShardWriter, plan_shards, publish
+from compress.writer import ShardWriter, plan_shards
 
 TENSORS = {
     "a.weight": torch.randn(300, 7).bfloat16(),
@@ -85,15 +84,3 @@ def test_error_inside_leaves_no_index(tmp_path: Path) -> None:
     with pytest.raises(KeyError), ShardWriter(tmp_path, plan_shards(SPECS, 1)) as writer:
         writer.append("nobody", torch.zeros(1))
     assert not list(tmp_path.glob("*.index.json"))
-
-
-def test_publish_replaces_only_when_told(tmp_path: Path) -> None:
-    for name in ("old", "new"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "who").write_text(name)
-    with pytest.raises(InputError, match="exists: choose another output or add --overwrite"):
-        publish(tmp_path / "new", tmp_path / "old", overwrite=False)
-    assert (tmp_path / "old/who").read_text() == "old"
-    publish(tmp_path / "new", tmp_path / "old", overwrite=True)
-    assert (tmp_path / "old/who").read_text() == "new"
-    assert [path.name for path in tmp_path.iterdir()] == ["old"]
