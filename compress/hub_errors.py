@@ -1,6 +1,7 @@
 """What can go wrong on the hub, as one sentence each, and trying again where trying again helps.
 
-Whatever the server says is shown without anything that looks like a token.
+Large files go through hf_xet, which raises Python's own ConnectionError, TimeoutError and PermissionError, without the
+number that an error of the system has. Whatever the server says is shown without anything that looks like a token.
 """
 
 import re
@@ -28,6 +29,9 @@ FIXES = {
     429: "the hub asks to slow down: run the same command again later, what was sent is kept",
 }
 FAULT = "the hub has a fault: run the same command again later, what was sent is kept"
+NO_XET = "this hub takes no Xet uploads: set HF_HUB_DISABLE_XET=1"
+REFUSED = "HTTP status client error"  # in the words of hf_xet
+LINE = (httpx2.TransportError, ConnectionError, TimeoutError)
 PASSING = frozenset({408, 429, 500, 502, 503, 504})
 WAITS: Final = (2.0, 10.0)  # seconds before the second and the third try
 TOKEN = re.compile(r"hf_\w+|(?i:bearer)\s+\S+")
@@ -42,6 +46,10 @@ def explained(repo: str) -> Iterator[None]:
         raise PushFailed(f"{repo} was not pushed: HF_HUB_OFFLINE is set, unset it to reach the hub") from error
     except (HfHubHTTPError, httpx2.HTTPError, RuntimeError, ValueError) as error:
         raise PushFailed(f"{repo} was not pushed: {_sentence(error)}") from error
+    except OSError as error:
+        if error.errno is not None:  # of the disk, not of the hub
+            raise
+        raise PushFailed(f"{repo} was not pushed: {_sentence(error)}") from error
 
 
 def patiently(act: Callable[[], T], *, waits: tuple[float, ...] = WAITS) -> T:
@@ -49,7 +57,7 @@ def patiently(act: Callable[[], T], *, waits: tuple[float, ...] = WAITS) -> T:
     for wait in waits:
         try:
             return act()
-        except (HfHubHTTPError, httpx2.HTTPError, RuntimeError) as error:
+        except (HfHubHTTPError, RuntimeError, *LINE) as error:
             if not _passes(_root(error)):
                 raise
             say(f"the hub did not answer as it should ({_said(_root(error))}): trying again in {wait:.0f} s")
@@ -67,7 +75,7 @@ def _root(error: BaseException) -> BaseException:
 def _passes(error: BaseException) -> bool:
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code in PASSING
-    return isinstance(error, httpx2.TransportError)
+    return isinstance(error, LINE) and REFUSED not in str(error)
 
 
 def _sentence(error: BaseException) -> str:
@@ -76,7 +84,11 @@ def _sentence(error: BaseException) -> str:
         status = error.response.status_code
         fix = FIXES.get(status, FAULT if status >= 500 else "the hub refuses it")
         return f"{_said(error)}; {fix}"
-    if isinstance(error, httpx2.TransportError):
+    if isinstance(error, PermissionError):
+        return f"{_said(error)}; {FIXES[401]}"
+    if REFUSED in str(error) and "/xet-write-token/" in str(error):
+        return f"{_said(error)}; {NO_XET}"
+    if isinstance(error, LINE):
         return f"the connection failed ({_said(error)}); run the same command again, what was sent is kept"
     return _said(error)
 

@@ -35,6 +35,7 @@ class Judgement:
 
     environment   of the measurement, which may be an earlier one of the same bytes
     attempts      other questions that were asked about these bytes
+    recalled      nothing was measured: the scores of an earlier run are judged again
     texts         sample set -> sample -> the text that was scored
     """
 
@@ -48,6 +49,7 @@ class Judgement:
     refusals: list[str]
     attempts: list[dict[str, Any]]
     texts: dict[str, dict[str, str]]
+    recalled: bool = False
 
     @property
     def plan(self) -> Plan:
@@ -83,6 +85,7 @@ class Judgement:
             "peak_bytes": max(side.peak_bytes for side in sides.values()),
             "evaluation_peak_bytes": {name: side.peak_bytes for name, side in sides.items()},
             "evaluation_seconds": {name: side.seconds for name, side in sides.items()},
+            "recalled": self.recalled,
         }
 
     def write_down(self, gate: Mapping[str, Any]) -> None:
@@ -110,7 +113,8 @@ def judge(
     side = hash_side(variant, "the variant")
     question = _question(recipe, sets, baseline, side)
     kept = recall(question) if ledger else None
-    if kept is not None:
+    recalled = kept is not None
+    if recalled:
         say("these bytes were judged by this plan before: the stored scores are judged again, nothing is measured")
     kept = kept or _measure(recipe, sets, baseline, variant, work)
     changed = compare(side.manifest, variant)
@@ -131,6 +135,7 @@ def judge(
         refusals=_refusals(recipe, baseline, side, kept.source, kept.variant),
         attempts=earlier,
         texts={found.name: {sample.id: sample.target for sample in found.samples} for found in sets},
+        recalled=recalled,
     )
 
 

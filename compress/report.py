@@ -58,6 +58,7 @@ UNITS = {
     "kl": "nats per token from the source",
     "accuracy": "accuracy in points",
 }
+RECALLED = ", the scores are those of an earlier run of the same bytes by the same plan"
 OPTIONAL = "*"  # marks a metric that is not required
 
 
@@ -153,7 +154,7 @@ def _sizes(run: Mapping[str, Any]) -> str:
         ("weights of the source", format_bytes(before)),
         ("weights of the variant", format_change(before, after)),
         *([("KV cache of a token", f"{format_bytes(kv[0])} → {format_change(*kv)}")] if kv else []),
-        ("time", f"{run['seconds']:.0f} s"),
+        ("time", f"{run['seconds']:.0f} s{RECALLED if run.get('recalled') else ''}"),
         *([("peak memory", format_bytes(peak))] if peak is not None else []),
         *(
             (f"{side}, {where}", text)
@@ -171,7 +172,7 @@ def _stage(stage: Mapping[str, Any]) -> list[str]:
     became = [(*_group(layer), layer["becomes"], _shrunk(layer)) for layer in changed]
     left = [(*_group(layer), layer["reason"]) for layer in skipped]
     return [
-        f"## {markdown_text(stage['name'])}: {markdown_text(stage['summary'])}",
+        f"## {markdown_text(stage['summary'])}",
         _table(("modules", "shape", "became", "size"), became) if became else "No module was changed.",
         *(["Left as they were:", _table(("modules", "shape", "why"), left)] if left else []),
     ]

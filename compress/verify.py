@@ -74,7 +74,7 @@ def show(
     for problem in report.problems:
         console.print(Text(f"- {problem}"), soft_wrap=True)
     if report.problems:
-        console.print(Text("does not hold: files were changed after the run", style="bold red"))
+        console.print(Text("does not hold, for the reasons above", style="bold red"))
     else:
         console.print(Text(f"holds: {report.verdict}", style="bold"))
         console.print(Text(f"seal {report.seal}", style="dim"), soft_wrap=True)

@@ -188,6 +188,40 @@ def test_a_line_that_stays_down_is_one_sentence(server, passed, monkeypatch):
         push(passed, OPTIONS)
 
 
+def test_a_hub_without_xet_is_said_with_the_way_out(server, passed, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)  # the server has no route for it: 404
+    with pytest.raises(PushFailed, match=r"404 .*; this hub takes no Xet uploads: set HF_HUB_DISABLE_XET=1$"):
+        push(passed, OPTIONS)
+    assert "compress-staging" in str(server.repos[REPO].refs) and "model.safetensors" not in files(server)
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (ConnectionError("reset by peer"), r"the connection failed \(reset by peer\); run the same command again"),
+        (TimeoutError("too slow"), r"the connection failed \(too slow\); run the same command again"),
+        (PermissionError("expired"), "expired; log in with `hf auth login` or set HF_TOKEN"),
+    ],
+    ids=["connection", "time", "login"],
+)
+def test_what_the_client_of_large_files_raises_is_one_sentence(monkeypatch, error, sentence):
+    monkeypatch.setattr(hub_errors.time, "sleep", lambda _: None)
+    tries = []
+
+    def send():
+        tries.append(1)
+        raise error
+
+    with pytest.raises(PushFailed, match=rf"^org/model was not pushed: {sentence}"), hub_errors.explained(REPO):
+        hub_errors.patiently(send)
+    assert len(tries) == (1 if isinstance(error, PermissionError) else 3)
+
+
+def test_an_error_of_the_disk_is_not_the_hubs():
+    with pytest.raises(OSError, match="full"), hub_errors.explained(REPO):
+        raise OSError(28, "the disk is full")
+
+
 def test_an_interrupted_push_goes_on_where_it_stopped(server, passed, monkeypatch):
     monkeypatch.setattr(hub_errors.time, "sleep", lambda _: None)
     server.fault("/commit/compress-staging", 500, times=3)

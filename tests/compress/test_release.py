@@ -74,6 +74,8 @@ def test_the_same_question_is_not_measured_again(released):
     assert again.returncode == 0, again.stderr
     assert "nothing is measured" in " ".join(again.stderr.split()) and "scoring" not in again.stderr
     assert json.loads(again.stdout)["gate"]["metrics"] == found["gate"]["metrics"]
+    page = (folder / "out/fp8/evidence/report.html").read_text()
+    assert json.loads(again.stdout)["run"]["recalled"] and "The scores are those of an earlier run" in page
 
 
 def test_another_margin_is_another_attempt_and_shown(released):

@@ -163,7 +163,7 @@ def test_report_says_what_was_done_and_how_to_do_it_again(make_run):
         "| weights of the source | 269.0 MB |",
         "| weights of the variant | 134.5 MB, 2.00 times smaller |",
         "| peak memory | 900.0 MB |",
-        "## quantize: quantize to int8 (rtn)",
+        "## quantize to int8 (rtn)",
         "| model.layers.\\*.mlp.down\\_proj ×30 | 576×1536 | int8 | 53.1 MB → 26.6 MB |",
         "| lm\\_head | 49152×576 | in ignore |",
         "```sh\ncompress run recipe=int8.yaml\ncompress verify out/int8\n```",

@@ -271,8 +271,7 @@ def test_show_prints_each_problem(make_run, capsys):
     flip(directory)
     assert module.show(directory, as_json=False) == 5
     assert capsys.readouterr().out == (
-        "- model.safetensors has other bytes than those in the manifest\n"
-        "does not hold: files were changed after the run\n"
+        "- model.safetensors has other bytes than those in the manifest\ndoes not hold, for the reasons above\n"
     )
 
 
