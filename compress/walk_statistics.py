@@ -7,7 +7,7 @@ from torch import Tensor
 __all__ = ["Statistics", "gram"]
 
 SAMPLE = 256  # inputs that are kept as they are
-TILES = 4  # of the lower triangle of x^T x: 10 of 16 products are computed
+TILE = 256  # columns: of x^T x only tiles on and below the diagonal are computed
 
 
 class Statistics:
@@ -67,8 +67,7 @@ def gram(x: Tensor) -> Tensor:
     """x^T x for x (tokens, I), computed below the diagonal and mirrored, exactly symmetric."""
     features = x.shape[1]
     result = x.new_empty(features, features)
-    size = -(-features // TILES)
-    for at in range(0, features, size):
-        rows = slice(at, min(at + size, features))
+    for at in range(0, features, TILE):
+        rows = slice(at, min(at + TILE, features))
         result[rows, : rows.stop] = x[:, rows].t() @ x[:, : rows.stop]
     return result.tril_().add_(result.tril(-1).t())

@@ -46,7 +46,7 @@ def quantize_block(
 
 
 def _cost(method: Method, group: Group) -> Tensor:
-    return importance(prepare(group.statistics.hessian, group.statistics.tokens, method))
+    return importance(group.statistics.hessian, group.statistics.tokens, method)
 
 
 def _changed(block: Block, producers: Mapping[str, float], formats: Mapping[str, Format], dtype: torch.dtype) -> Stored:

@@ -21,6 +21,8 @@ def scheme(request: Request) -> QuantizationScheme:
 
 def main() -> None:
     request = Request()
+    if not torch.accelerator.is_available():
+        torch.Tensor.pin_memory = lambda tensor: tensor  # its AWQ pins memory unasked, which fails without one
     groups = {"config_groups": {"group_0": scheme(request)}, "ignore": ["lm_head"]}
     recipes = {
         "rtn": lambda: [QuantizationModifier(**groups)],

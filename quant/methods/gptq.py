@@ -25,9 +25,9 @@ from torch import Tensor
 from quant.format import Format, Scales
 from quant.methods.blocks import column
 
-__all__ = ["Factor", "factorize", "gptq"]
+__all__ = ["Factor", "compensated_importance", "factorize", "gptq"]
 
-BLOCK = 128  # columns whose updates to the rest are gathered into one matrix product
+BLOCK = 64  # columns whose updates to the rest are gathered into one matrix product
 DAMPING_LIMIT = 1.0  # of the mean diagonal; beyond it H says nothing
 
 
@@ -49,9 +49,7 @@ class Factor:
     @property
     def importance(self) -> Tensor:
         """(I,) what an error in each column costs once later columns have made up for it: 1 / U_jj^2."""
-        cost = torch.empty_like(self.upper.diagonal())
-        cost[self.order] = self.upper.diagonal().square().reciprocal()
-        return cost
+        return _unordered(self.upper.diagonal().square().reciprocal(), self.order)
 
 
 def factorize(hessian: Tensor, *, damping: float) -> Factor:
@@ -64,21 +62,34 @@ def factorize(hessian: Tensor, *, damping: float) -> Factor:
     Raises:
         ValueError: H is not finite, or not positive definite even with the largest damping.
     """
-    matrix = hessian.double()
-    if not bool(matrix.isfinite().all()):
+    order, lower, damping = _cholesky(hessian, damping)
+    upper = _invert(lower).flip(0, 1).float()
+    return Factor(order, upper, damping, int((hessian.diagonal() == 0).sum()))
+
+
+def compensated_importance(hessian: Tensor, *, damping: float) -> Tensor:
+    """`factorize(...).importance` without the inverse: 1 / U_jj is the diagonal of the Cholesky factor."""
+    order, lower, _ = _cholesky(hessian, damping)
+    return _unordered(lower.diagonal().flip(0).square().float(), order)
+
+
+def _cholesky(hessian: Tensor, damping: float) -> tuple[Tensor, Tensor, float]:
+    """The order of the columns, L of the damped H in the opposite order (float64), and the damping that it took."""
+    if not bool(hessian.isfinite().all()):
         raise ValueError("the input statistics are not finite: the calibration activations hold NaN or inf")
-    diagonal = matrix.diagonal()
-    dead = diagonal == 0
+    diagonal = hessian.diagonal().double()
     order = torch.argsort(diagonal, descending=True, stable=True)
-    matrix = matrix[order][:, order]
-    matrix.diagonal()[dead[order]] = 1.0 if bool(dead.all()) else diagonal.mean()
+    last_first = order.flip(0)
+    matrix = hessian[last_first][:, last_first].double()
+    dead = matrix.diagonal() == 0
+    matrix.diagonal()[dead] = 1.0 if bool(dead.all()) else diagonal.mean()
     mean = matrix.diagonal().mean()
     while damping <= DAMPING_LIMIT:
-        damped = matrix + torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device) * (damping * mean)
-        lower, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
+        damped = matrix.clone()
+        damped.diagonal().add_(damping * mean)
+        lower, failed = torch.linalg.cholesky_ex(damped)
         if not bool(failed):
-            upper = _invert(lower.flip(0, 1)).float()
-            return Factor(order, upper, damping, int(dead.sum()))
+            return order, lower, damping
         damping *= 10
     raise ValueError(f"the input statistics are not positive definite even with damping {damping / 10:g}")
 
@@ -113,7 +124,21 @@ def gptq(weight: Tensor, fmt: Format, scales: Scales, factor: Factor) -> tuple[T
     return codes.t().contiguous(), rounded.t().contiguous()
 
 
-def _invert(upper: Tensor) -> Tensor:
-    identity = torch.eye(len(upper), dtype=upper.dtype, device=upper.device)
-    inverse: Tensor = torch.linalg.solve_triangular(upper, identity, upper=True)
+def _invert(lower: Tensor) -> Tensor:
+    """The inverse of a lower triangular matrix, by halves: [[A, 0], [B, D]]^-1 = [[A', 0], [-D' B A', D']]."""
+    size, half = len(lower), len(lower) // 2
+    if size <= BLOCK:
+        identity = torch.eye(size, dtype=lower.dtype, device=lower.device)
+        small: Tensor = torch.linalg.solve_triangular(lower, identity, upper=False)
+        return small
+    inverse = torch.zeros_like(lower)
+    first, last = _invert(lower[:half, :half]), _invert(lower[half:, half:])
+    inverse[:half, :half], inverse[half:, half:] = first, last
+    inverse[half:, :half] = -(last @ (lower[half:, :half] @ first))
     return inverse
+
+
+def _unordered(values: Tensor, order: Tensor) -> Tensor:
+    result = torch.empty_like(values)
+    result[order] = values
+    return result

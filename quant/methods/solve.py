@@ -9,7 +9,7 @@ from torch import Tensor
 from quant.format import Format, Scales, require_finite
 from quant.methods import Method
 from quant.methods.blocks import reconstruct
-from quant.methods.gptq import Factor, factorize, gptq
+from quant.methods.gptq import Factor, compensated_importance, factorize, gptq
 from quant.methods.scale_search import search_scales
 
 __all__ = ["DAMPING", "Inputs", "LayerReport", "Solution", "importance", "output_error", "prepare", "solve"]
@@ -29,6 +29,11 @@ class Inputs:
     hessian: Tensor
     tokens: int
     factor: Factor | None
+
+    @property
+    def importance(self) -> Tensor:
+        """(I,) what a squared error in each input column costs, as `importance` finds it."""
+        return self.hessian.diagonal() if self.factor is None else self.factor.importance
 
 
 @dataclass(frozen=True)
@@ -65,21 +70,28 @@ class Solution:
 def prepare(hessian: Tensor, tokens: int, method: Method) -> Inputs:
     """Factorize once for all layers that read these inputs.
 
-    Correlations are estimated from few tokens for so many columns, so the diagonal grows by columns / (2 * tokens):
-    nothing at thousands of tokens a column, and a twentieth off the error on unseen tokens at eight.
-
     Raises:
         ValueError: statistics that are not finite or not positive definite.
     """
     if not method.compensate:
         return Inputs(hessian, tokens, None)
-    shrunk = hessian + torch.diag(hessian.diagonal() * (len(hessian) / (2 * tokens)))
+    shrunk = _shrunk(hessian, tokens)
     return Inputs(shrunk, tokens, factorize(shrunk, damping=DAMPING))
 
 
-def importance(inputs: Inputs) -> Tensor:
+def importance(hessian: Tensor, tokens: int, method: Method) -> Tensor:
     """(I,) what a squared error in each input column costs: all of its energy, or what compensation leaves of it."""
-    return inputs.hessian.diagonal() if inputs.factor is None else inputs.factor.importance
+    if not method.compensate:
+        return hessian.diagonal()
+    return compensated_importance(_shrunk(hessian, tokens), damping=DAMPING)
+
+
+def _shrunk(hessian: Tensor, tokens: int) -> Tensor:
+    """H for few tokens: its diagonal grows by columns / (2 * tokens), because correlations are known only so well.
+
+    Nothing at thousands of tokens a column, and a twentieth off the error on unseen tokens at eight.
+    """
+    return hessian + torch.diag(hessian.diagonal() * (len(hessian) / (2 * tokens)))
 
 
 def solve(
@@ -102,7 +114,7 @@ def solve(
     require_finite(nearest)
     scales = nearest
     if method.search:
-        scales = search_scales(weight, fmt, importance(inputs), absmax, dtype)
+        scales = search_scales(weight, fmt, inputs.importance, absmax, dtype)
     if inputs.factor is None:
         codes = fmt.encode(weight, scales)
         rounded = fmt.decode(codes, scales)
