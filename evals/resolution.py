@@ -77,13 +77,13 @@ def accuracy_inconclusive(n: int, *, sd: float, margin: float, alpha: float) -> 
     orders = gammaln(n + 1) - gammaln(lost + 1) - gammaln(gained + 1) - gammaln(kept + 1)
     chance = np.exp(orders + xlogy(lost + gained, flips / 2) + xlogy(kept, 1 - flips))
     decided = np.abs(tango_score(lost, gained, n, margin)) > -ndtri(alpha)
-    return float(1 - chance[decided].sum())
+    return max(0.0, float(1 - chance[decided].sum()))  # rounding may go below zero
 
 
 def ratio_inconclusive(n: int, *, sd: float, margin: float, alpha: float) -> float:
     """Chance that n samples of equal weight decide nothing about a lossless variant whose loss has this spread."""
     reach, z = margin * math.sqrt(n) / sd, float(-ndtri(alpha))
-    return float(1 - ndtr(reach - z) - ndtr(-reach - z))
+    return max(0.0, float(1 - ndtr(reach - z) - ndtr(-reach - z)))
 
 
 def detectable_loss(n: int, *, sd: float, alpha: float) -> float:

@@ -1,5 +1,7 @@
 """Power before the run: against the published table of detectable losses, and against simulation."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -57,3 +59,8 @@ def test_resolve_uses_the_level_of_the_last_look():
 
 def test_resolve_of_kinds_without_known_spread_has_no_rows():
     assert resolve(Metric(id="k", kind="kl", data="d", margin=0.2), 60, alpha=0.05) == (20, ())
+
+
+def test_a_chance_that_is_nothing_is_not_below_zero():
+    assert ratio_inconclusive(24, sd=0.01, margin=1.0, alpha=0.05) == 0
+    assert math.copysign(1, accuracy_inconclusive(2000, sd=0.1, margin=0.5, alpha=0.05)) == 1
