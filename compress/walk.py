@@ -6,8 +6,8 @@
 
 The walk knows no method. A group is the linears that read the same input, found by watching one sequence go through the
 block: query, key and value; gate and up; each expert's. Groups come in the order of computation, and each sees the
-inputs that the already replaced ones produce. A method that works on whole blocks uses `block.module`, `block.inputs`
-and, with `reference=True`, what the unquantized model outputs there.
+inputs that the already replaced ones produce. With `reference=True` each block has a twin, the unquantized model's on
+its own hidden states, which goes through the same passes: a method sees how far the prefix has drifted.
 
 Hidden states of the calibration tokens are (N, T, D) in memory, or in a file when `spill` names a folder. Under
 torchrun every rank passes its own share of the tokens, statistics are summed over ranks, and all ranks compute the same
@@ -15,6 +15,7 @@ weights. Left out: models whose blocks exchange more than hidden states.
 """
 
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def walk(
         tokens: (N, T) int64 calibration tokens, all sequences of one length; the same on every rank.
         device: where blocks compute.
         dtype: of weights and hidden states while they compute.
-        reference: also compute what the unquantized model outputs at each block.
+        reference: also keep the unquantized model's block and hidden states, as `Block.twin`.
         spill: a folder for the hidden states; None keeps them in memory.
 
     Raises:
@@ -61,10 +62,9 @@ def walk(
     float_hidden = hidden.clone() if reference else None
     for index in range(len(model.blocks)):
         module = model.load(index, dtype, device, floor=EXPERT_FLOOR)
-        if float_hidden is not None:
-            _block(model, index, module, float_hidden, device, calls).finish()
         block = _block(model, index, module, hidden, device, calls)
-        block.reference = float_hidden
+        if float_hidden is not None:
+            block.twin = _block(model, index, deepcopy(module), float_hidden, device, calls)
         yield block
         block.finish()
 

@@ -1,9 +1,10 @@
 """A decoder block during the walk: the groups of its linears, their inputs' statistics, and its outputs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -55,10 +56,10 @@ class Block:
     index, name  its place, and the checkpoint's name, e.g. "model.layers.3"
     module       the block; its parameters may be changed in place
     inputs       (N, T, D), where they are kept; replaced by the outputs when the walk goes on
-    reference    (N, T, D) outputs of the unquantized model's block, when the walk was asked for them
     linears      every linear of the block by the checkpoint's name
     tensors      every parameter of the block by the checkpoint's name
     experts      the modules of separate experts by the checkpoint's name
+    twin         the same block of the unquantized model, on its own hidden states, when the walk was asked for it
     """
 
     index: int
@@ -70,7 +71,7 @@ class Block:
     linears: dict[str, nn.Linear]
     tensors: dict[str, Tensor]
     experts: dict[str, SeparateExperts]
-    reference: Tensor | None = None
+    twin: "Block | None" = None
     finished: bool = False
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -97,10 +98,13 @@ class Block:
             _complete(group)
         return groups
 
-    def groups(self, names: Sequence[str]) -> Iterator[Group]:
+    def groups(self, names: Sequence[str], factors: Mapping[str, Tensor] = MappingProxyType({})) -> Iterator[Group]:
         """Each group of `names` once its inputs are final; replace its weights before taking the next.
 
-        One forward pass over all tokens, which leaves the block's outputs behind.
+        One forward pass over all tokens, which leaves the block's outputs behind; and one of the twin, if there is one.
+
+        Args:
+            factors: by the first name of a group, (I,) what its input was divided by since the block was loaded.
 
         Raises:
             InputError: a calibration activation is not finite.
@@ -108,18 +112,27 @@ class Block:
         groups = self._groups(names)
         for experts in self.experts.values():
             experts.routed = [0] * len(experts.routed)  # the looks before this pass do not count
-        passes = _Passes(self, groups)
-        hooks = {linear: partial(passes.enter, group) for group in groups for linear in group.linears}
-        with _hooked(hooks), passes:
+        lanes = [_Passes(self, groups)]
+        if self.twin is not None:
+            lanes.append(_Passes(self.twin, self.twin.matching(groups)))
+        with ExitStack() as stack:
+            for lane in lanes:
+                stack.enter_context(lane)
             for group in groups:
-                waiting = passes.waiting_at(group)
-                for each in waiting:
-                    group.statistics.add(each.shown())
+                waiting = [lane.waiting_at(group) for lane in lanes]
+                factor = factors.get(group.names[0])
+                for each, *exact in _aligned(waiting):
+                    group.statistics.add(each, *(x if factor is None else x / factor for x in exact))
                 _complete(group)
                 yield group
-                for each in waiting:
-                    passes.resume(each)
-        self.finished = True
+                for lane, paused in zip(lanes, waiting, strict=True):
+                    for one in paused:
+                        lane.resume(one)
+
+    def matching(self, groups: Sequence[Group]) -> list[Group]:
+        """The groups of the same linears here, but for experts, whose tokens differ when the routers' inputs do."""
+        outside = [group for group in groups if not any(group.names[0].startswith(f"{name}.") for name in self.experts)]
+        return [replace(group, linears=tuple(self.linears[name] for name in group.names)) for group in outside]
 
     def round_inputs(self, names: Sequence[str], rounding: Quantizer) -> None:
         """From here on these linears compute on rounded inputs; for blocks that are only run, not calibrated."""
@@ -127,12 +140,14 @@ class Block:
             self.linears[name].register_forward_pre_hook(lambda _, args: (rounding(args[0]),))
 
     def finish(self) -> None:
-        """Replace the inputs by the outputs of the block as it is now, unless `groups` has done so."""
+        """Replace the inputs by the outputs of the block as it is now, unless `groups` has done so; the twin's too."""
         if not self.finished:
             with torch.no_grad():
                 for batch in batches(self.inputs):
                     batch.copy_(self.forward(batch))
         self.finished = True
+        if self.twin is not None:
+            self.twin.finish()
 
     def _groups(self, names: Sequence[str]) -> list[Group]:
         return [
@@ -157,13 +172,16 @@ def _first(mine: Sequence[Tensor], count: int) -> Sequence[Tensor]:
 class _Passes:
     """All batches of a block, each a pass that pauses at the first linear of every group."""
 
-    def __init__(self, block: Block, groups: list[Group]) -> None:
+    def __init__(self, block: Block, groups: Sequence[Group]) -> None:
+        self.block, self.groups = block, groups
         self.batches = batches(block.inputs)
         self.passes = [PausedPass(partial(_forward, block, batch)) for batch in self.batches]
         self.running = self.passes[0]
-        self._first = {id(group): group.linears[0] for group in groups}
+        self._hooks = ExitStack()
 
     def __enter__(self) -> None:
+        hooks = {linear: partial(self._enter, group) for group in self.groups for linear in group.linears}
+        self._hooks.enter_context(_hooked(hooks))
         for each in self.passes:
             self.resume(each)
 
@@ -171,9 +189,11 @@ class _Passes:
         for each in self.passes:
             if not each.ended:
                 each.abandon()
+        self._hooks.close()
+        self.block.finished = all(each.ended for each in self.passes)
 
     def waiting_at(self, group: Group) -> list[PausedPass]:
-        return [each for each in self.passes if each.at == id(group)]
+        return [each for each in self.passes if each.at == group.names]
 
     def resume(self, each: PausedPass) -> None:
         """Let one pass run on; when it ends, its outputs take the place of its inputs."""
@@ -182,11 +202,16 @@ class _Passes:
         if each.ended:
             self.batches[self.passes.index(each)].copy_(each.take())
 
-    def enter(self, group: Group, linear: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _enter(self, group: Group, linear: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Hook of every linear: pause at the first of the group, then round the input."""
-        if linear is self._first[id(group)]:
-            self.running.pause(id(group), args[0])
+        if linear is group.linears[0]:
+            self.running.pause(group.names, args[0])
         return (group.rounding(args[0]),) if group.rounding else args
+
+
+def _aligned(waiting: Sequence[Sequence[PausedPass]]) -> list[tuple[Tensor, ...]]:
+    """What the passes of each lane show, batch by batch; lanes that do not stop here are left out."""
+    return list(zip(*([each.shown() for each in lane] for lane in waiting if lane), strict=True))
 
 
 def _forward(block: Block, batch: Tensor, _: PausedPass) -> Tensor:

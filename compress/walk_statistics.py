@@ -23,9 +23,10 @@ class Statistics:
         self.activity = torch.zeros(features, device=device)  # (I,) sum over sequences of (mean over tokens |x|)^2
         self.sample = torch.zeros(SAMPLE, features, device=device)  # (SAMPLE, I) of the first batch; rows left are zero
         self._sum = torch.zeros(features, features, dtype=torch.float64, device=device)
+        self._drift: Tensor | None = None
 
-    def add(self, inputs: Tensor) -> None:
-        """Count inputs (..., I) of any float dtype."""
+    def add(self, inputs: Tensor, exact: Tensor | None = None) -> None:
+        """Count inputs (..., I) of any float dtype, and the unquantized model's of the same tokens where known."""
         x = inputs.reshape(-1, inputs.shape[-1]).float()
         if len(x):
             if not self.tokens:
@@ -34,6 +35,9 @@ class Statistics:
             self.tokens += len(x)
             self._sum += gram(x)
             self.absmax = torch.maximum(self.absmax, x.abs().amax(dim=0))
+            if exact is not None:
+                drift = self._drift if self._drift is not None else torch.zeros_like(self._sum)
+                self._drift = drift.add_((exact.reshape(x.shape).float() - x).t() @ x)
             self.activity += inputs.float().abs().mean(dim=-2).square().reshape(-1, x.shape[1]).sum(dim=0)
 
     def all_reduce(self) -> None:
@@ -44,6 +48,8 @@ class Statistics:
         dist.all_reduce(tokens)
         dist.all_reduce(self._sum)
         dist.all_reduce(self.activity)
+        if self._drift is not None:
+            dist.all_reduce(self._drift)
         dist.broadcast(self.sample, 0)  # the first rank has the first batch
         dist.all_reduce(self.absmax, op=dist.ReduceOp.MAX)
         self.tokens = int(tokens)
@@ -61,6 +67,11 @@ class Statistics:
         if not bool(mean.isfinite().all()):
             raise ValueError("a calibration activation is NaN or infinite")
         return mean
+
+    @property
+    def drift(self) -> Tensor | None:
+        """(I, I) float32, the mean of (x' - x) x^T, x' the unquantized model's input; None where it was not given."""
+        return None if self._drift is None else (self._drift / self.tokens).float()
 
 
 def gram(x: Tensor) -> Tensor:

@@ -71,11 +71,12 @@ def _walk(
     plan: QuantizePlan, calibration: Calibration, journal: Journal, device: torch.device, advance: Advance
 ) -> Iterator[dict[str, Any]]:
     assignments = {assignment.module.name: assignment for assignment in plan.quantized}
-    for block in walk(plan.checkpoint, calibration.tokens, device=device):
+    method = METHODS[calibration.method]
+    for block in walk(plan.checkpoint, calibration.tokens, device=device, reference=method.propagate):
         mine = {name: assignments[name] for name in block.linears if name in assignments}
         saved = journal.load(block.name)
         if saved is None:
-            tensors, report = quantize_block(block, mine, METHODS[calibration.method])
+            tensors, report = quantize_block(block, mine, method)
             journal.save(block.name, tensors, report)
         else:
             report = saved[1]

@@ -1,6 +1,6 @@
 """One block of a calibrated run: solve every group, or put back what an earlier run has solved."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,11 +12,11 @@ from compress.architectures import fused_groups
 from compress.errors import Refused
 from compress.walk import Block, Group
 from quant.activations import activation_quantizer
-from quant.folding import equalize
+from quant.folding import Folded, equalize
 from quant.format import Format, dequantize, stored
 from quant.methods import Method
 from quant.methods.blocks import row_range
-from quant.methods.solve import Inputs, Solution, importance, prepare, solve
+from quant.methods.solve import Inputs, Solution, aim, importance, prepare, solve
 from quant.plan import Assignment
 
 __all__ = ["Stored", "quantize_block", "restore_block", "solve_alone"]
@@ -28,28 +28,30 @@ def quantize_block(
     block: Block, assignments: Mapping[str, Assignment], method: Method
 ) -> tuple[Stored, dict[str, Any]]:
     formats = {name: assignment.fmt for name, assignment in assignments.items() if assignment.fmt}
-    factors: dict[str, float] = {}
+    folded: dict[str, Folded] = {}
     tensors: Stored = {}
     if method.equalize and formats:
         dtype = next(iter(assignments.values())).module.weight.dtype
-        factors = equalize(block, formats, dtype, partial(_cost, method))
-        tensors |= _changed(block, factors, formats, dtype)
+        folded = equalize(block, formats, dtype, partial(_cost, method))
+        tensors |= _changed(block, folded, formats, dtype)
     layers: dict[str, Any] = {}
-    for group in block.groups([*formats]):
+    factors = {reader: fold.factor for fold in folded.values() for reader in fold.readers}
+    for group in block.groups([*formats], factors):
         found, reports = _quantize_group(group, assignments, method)
         tensors |= found
         layers |= reports
     for name in formats.keys() - layers.keys():
         raise Refused(f"no calibration token reached {name}: add it to ignore or use method rtn")
     routed = {f"{name}.{i}": count for name, experts in block.experts.items() for i, count in enumerate(experts.routed)}
-    return tensors, {"block": block.name, "factors": factors, "layers": layers, "expert_tokens": routed}
+    ratios = {producer: fold.ratio for producer, fold in folded.items()}
+    return tensors, {"block": block.name, "factors": ratios, "layers": layers, "expert_tokens": routed}
 
 
 def _cost(method: Method, group: Group) -> Tensor:
     return importance(group.statistics.hessian, group.statistics.tokens, method)
 
 
-def _changed(block: Block, producers: Mapping[str, float], formats: Mapping[str, Format], dtype: torch.dtype) -> Stored:
+def _changed(block: Block, producers: Collection[str], formats: Mapping[str, Format], dtype: torch.dtype) -> Stored:
     """The parameters of folded producers that no format stores, rounded to `dtype` here and in the block."""
     found: Stored = {}
     for name, tensor in block.tensors.items():
@@ -64,9 +66,10 @@ def _quantize_group(
     group: Group, assignments: Mapping[str, Assignment], method: Method
 ) -> tuple[Stored, dict[str, Any]]:
     """Solve the linears of a group, those that engines fuse together: they share a scale that spans them."""
-    weights = dict(zip(group.names, group.weights, strict=True))
+    seen = group.statistics
     try:
-        inputs = prepare(group.statistics.hessian, group.statistics.tokens, method)
+        inputs = prepare(seen.hessian, seen.tokens, method, seen.drift)
+        weights = {name: aim(weight, inputs) for name, weight in zip(group.names, group.weights, strict=True)}
         solved = [
             (part, _solve(part, weights, assignments[part[0]], method, inputs)) for part in _parts(group, assignments)
         ]
@@ -146,7 +149,7 @@ def solve_alone(assignment: Assignment, weight: Tensor, method: Method) -> tuple
         Refused: a weight that is not finite.
     """
     name = assignment.module.name
-    inputs = Inputs(torch.eye(weight.shape[1], device=weight.device), 0, None)
+    inputs = Inputs(torch.eye(weight.shape[1], device=weight.device), 0)
     alone = replace(method, compensate=False)
     try:
         solution = _solve([name], {name: weight.float()}, assignment, alone, inputs)

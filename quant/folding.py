@@ -20,7 +20,7 @@ from compress.walk import Block, Group
 from quant.format import Format
 from quant.methods.equalize import equalizing_factor
 
-__all__ = ["FOLDS", "Fold", "equalize"]
+__all__ = ["FOLDS", "Fold", "Folded", "equalize"]
 
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 LATENT = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa")
@@ -57,9 +57,23 @@ FOLDS = (
 )
 
 
+@dataclass(frozen=True)
+class Folded:
+    """A fold that was made.
+
+    readers  the linears whose columns were multiplied
+    factor   (I,) by what
+    ratio    the rounding error relative to that without factors
+    """
+
+    readers: tuple[str, ...]
+    factor: Tensor
+    ratio: float
+
+
 def equalize(
     block: Block, formats: Mapping[str, Format], dtype: torch.dtype, cost: Callable[[Group], Tensor]
-) -> dict[str, float]:
+) -> dict[str, Folded]:
     """Choose and fold the factors of every row whose readers are all quantized.
 
     Args:
@@ -69,7 +83,7 @@ def equalize(
         cost: what a squared error in each input column of a group costs, (I,).
 
     Returns:
-        by producer, the rounding error with factors relative to without, where it is below 1.
+        by producer, what was folded, where it lowers the rounding error.
 
     Raises:
         Refused: folding changed what the block computes.
@@ -79,14 +93,14 @@ def equalize(
     seen: dict[str, _Seen] = {}
     for group in block.observe([*formats], BATCHES):
         seen |= dict.fromkeys(group.names, _Seen(cost(group), group.statistics.sample))
-    ratios = {
+    folds = {
         producer: _fold(block, producer, readers, formats[readers[0]], seen[readers[0]], dtype)
         for producer, readers in _rows(block, seen)
     }
     with torch.no_grad():
         after = block.forward(block.inputs[:1])
     _check(block.name, before, after)
-    return {f"{block.name}.{producer}": ratio for producer, ratio in ratios.items() if ratio < 1}
+    return {f"{block.name}.{producer}": fold for producer, fold in folds.items() if fold is not None}
 
 
 @dataclass(frozen=True)
@@ -106,18 +120,21 @@ def _rows(block: Block, seen: Collection[str]) -> Iterator[tuple[str, list[str]]
             yield fold.producer, readers
 
 
-def _fold(block: Block, producer: str, readers: list[str], fmt: Format, seen: _Seen, dtype: torch.dtype) -> float:
+def _fold(
+    block: Block, producer: str, readers: list[str], fmt: Format, seen: _Seen, dtype: torch.dtype
+) -> Folded | None:
     source = block.module.get_submodule(producer)
     linears = [block.linears[name] for name in readers]
     weight = torch.cat([linear.weight.float() for linear in linears])
     copies, head = _heads(block, producer, weight.shape[1])
     tie = partial(_tie, copies=copies, head=head)
     factor, ratio = equalizing_factor(weight, fmt, seen.cost, inputs=seen.sample, dtype=dtype, tie=tie)
-    if ratio < 1:
-        factor = _divide(source, factor, dtype, copies, head)
-        for linear in linears:
-            linear.weight.data.mul_(factor)
-    return ratio
+    if ratio >= 1:
+        return None
+    factor = _divide(source, factor, dtype, copies, head)
+    for linear in linears:
+        linear.weight.data.mul_(factor)
+    return Folded(tuple(readers), factor, ratio)
 
 
 def _heads(block: Block, producer: str, columns: int) -> tuple[int, int]:

@@ -5,6 +5,7 @@ measurements of docs/LOG.md. A method is a choice of steps, each in a file of it
 
     search      scales by least weighted rounding error     scale_search.py
     compensate  codes one column at a time, errors passed on    gptq.py
+    propagate   aim at what the unquantized model outputs       propagate.py
     equalize    channel factors folded into the layer before    equalize.py
 """
 
@@ -26,6 +27,7 @@ class Method:
     calibrated: bool = True
     search: bool = True
     compensate: bool = False
+    propagate: bool = False
     equalize: bool = False
 
 
@@ -35,6 +37,9 @@ METHODS: Mapping[str, Method] = {
     "gptq": Method("search scales, then round column by column and let the others make up for it", compensate=True),
     "awq": Method("move channel factors into the layer before, search scales, round to nearest", equalize=True),
     "awq-gptq": Method("channel factors, searched scales, compensated rounding", compensate=True, equalize=True),
+    "awq-gptaq": Method(
+        "the same, aimed at the unquantized model's outputs", compensate=True, propagate=True, equalize=True
+    ),
 }
 
 DEFAULTS: Mapping[str, str] = {  # of formats not named here: rtn

@@ -10,9 +10,10 @@ from quant.format import Format, Scales, require_finite
 from quant.methods import Method
 from quant.methods.blocks import reconstruct
 from quant.methods.gptq import Factor, compensated_importance, factorize, gptq
+from quant.methods.propagate import corrected
 from quant.methods.scale_search import search_scales
 
-__all__ = ["DAMPING", "Inputs", "LayerReport", "Solution", "importance", "output_error", "prepare", "solve"]
+__all__ = ["DAMPING", "Inputs", "LayerReport", "Solution", "aim", "importance", "output_error", "prepare", "solve"]
 
 DAMPING = 0.01  # of the mean diagonal of H
 
@@ -24,11 +25,13 @@ class Inputs:
     hessian  (I, I) float32, mean of x x^T
     tokens   how many were seen
     factor   of the Hessian, for methods that compensate
+    drift    (I, I) float32, mean of (x' - x) x^T, x' the unquantized model's input, for methods that propagate errors
     """
 
     hessian: Tensor
     tokens: int
-    factor: Factor | None
+    factor: Factor | None = None
+    drift: Tensor | None = None
 
     @property
     def importance(self) -> Tensor:
@@ -67,16 +70,21 @@ class Solution:
     report: LayerReport
 
 
-def prepare(hessian: Tensor, tokens: int, method: Method) -> Inputs:
+def prepare(hessian: Tensor, tokens: int, method: Method, drift: Tensor | None = None) -> Inputs:
     """Factorize once for all layers that read these inputs.
 
     Raises:
         ValueError: statistics that are not finite or not positive definite.
     """
     if not method.compensate:
-        return Inputs(hessian, tokens, None)
+        return Inputs(hessian, tokens)
     shrunk = _shrunk(hessian, tokens)
-    return Inputs(shrunk, tokens, factorize(shrunk, damping=DAMPING))
+    return Inputs(shrunk, tokens, factorize(shrunk, damping=DAMPING), drift)
+
+
+def aim(weight: Tensor, inputs: Inputs) -> Tensor:
+    """The weight (O, I) float32 to come close to: the layer's own, or the one that takes back the prefix's error."""
+    return weight if inputs.drift is None or inputs.factor is None else corrected(weight, inputs.drift, inputs.factor)
 
 
 def importance(hessian: Tensor, tokens: int, method: Method) -> Tensor:

@@ -135,7 +135,7 @@ def test_the_reference_is_the_unquantized_model(tiny_models):
         for group in block.groups(list(block.linears)):
             group.replace([weight * 0 for weight in group.weights])
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    torch.testing.assert_close(block.reference, last_hidden(model, tokens()), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(block.twin.inputs, last_hidden(model, tokens()), rtol=1e-4, atol=1e-5)
 
 
 def test_rounded_inputs_reach_the_layer_and_not_its_statistics(tiny_models):

@@ -91,7 +91,7 @@ def test_every_architecture_and_format_goes_through_and_reloads(kind, name, tiny
 def test_what_the_walk_computed_is_what_the_files_say(name, method, tiny_models, tmp_path):
     source, fmt = tiny_models("qwen2"), make_format(name, **FORMATS[name])
     assignments = {a.module.name: a for a in plan_for(source, fmt).quantized}
-    for block in walk(Checkpoint.open(source), tokens(), device=CPU):
+    for block in walk(Checkpoint.open(source), tokens(), device=CPU, reference=METHODS[method].propagate):
         mine = {name: assignments[name] for name in block.linears}
         quantize_block(block, mine, METHODS[method])
     out, _ = quantize(source, fmt, method, tmp_path / "out")
@@ -133,20 +133,22 @@ class Killed(Exception):
     """Stands for a kill: nothing is cleaned up."""
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3-moe"])
-def test_a_killed_run_goes_on_and_gives_the_same_bytes(kind, tiny_models, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "method"), [("qwen2", "awq-gptq"), ("qwen3-moe", "awq-gptq"), ("qwen3-moe", "awq-gptaq")]
+)
+def test_a_killed_run_goes_on_and_gives_the_same_bytes(kind, method, tiny_models, tmp_path):
     source, fmt = tiny_models(kind), make_format("int4", group_size=32)
-    whole, _ = quantize(source, fmt, "awq-gptq", tmp_path / "a" / "out")
+    whole, _ = quantize(source, fmt, method, tmp_path / "a" / "out")
 
     def kill(done):
         raise Killed
 
     with pytest.raises(Killed):
-        quantize(source, fmt, "awq-gptq", tmp_path / "b" / "out", advance=kill)
+        quantize(source, fmt, method, tmp_path / "b" / "out", advance=kill)
     saved = [path.name for path in (tmp_path / "b" / "journal").rglob("*")]
     assert "model.layers.0.safetensors" in saved and "model.layers.1.safetensors" not in saved
     shutil.rmtree(tmp_path / "b" / "out")
-    resumed, _ = quantize(source, fmt, "awq-gptq", tmp_path / "b" / "out")
+    resumed, _ = quantize(source, fmt, method, tmp_path / "b" / "out")
     assert (resumed / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert not (tmp_path / "b" / "journal").exists()
 
