@@ -44,7 +44,7 @@ from quant.loader import load_model
 WORKERS = Path(__file__).parent / "quality_workers"
 MAX_TOKENS = 512  # of a document
 MAX_LENGTH = 2048
-OURS = ("rtn", "search", "gptq", "awq", "awq-gptq")
+OURS = ("rtn", "search", "gptq", "awq", "awq-gptq", "awq-gptaq")
 FORMATS: dict[str, dict[str, Any]] = {
     "int4-g64": {"format": "int4", "group_size": 64},
     "int4-g32": {"format": "int4", "group_size": 32},

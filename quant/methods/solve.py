@@ -79,7 +79,7 @@ def prepare(hessian: Tensor, tokens: int, method: Method, drift: Tensor | None =
     if not method.compensate:
         return Inputs(hessian, tokens)
     shrunk = _shrunk(hessian, tokens)
-    return Inputs(shrunk, tokens, factorize(shrunk, damping=DAMPING), drift)
+    return Inputs(shrunk, tokens, factorize(shrunk, damping=DAMPING), drift if method.propagate else None)
 
 
 def aim(weight: Tensor, inputs: Inputs) -> Tensor:

@@ -5,7 +5,8 @@ import torch
 
 from quant.formats import make_format
 from quant.methods.blocks import block_sums, column, reconstruct
-from quant.methods.gptq import factorize, gptq
+from quant.methods.gptq import compensated_importance, factorize, gptq
+from quant.methods.propagate import STRENGTH, corrected
 from quant.methods.scale_search import search_scales, weighted_error
 from quant.methods.solve import output_error
 
@@ -155,3 +156,33 @@ def test_block_sums_keep_ragged_edges():
     assert block_sums(values, (2, 3)).tolist() == [[6, 6, 2], [6, 6, 2], [3, 3, 1]]
     assert block_sums(values, (None, None)).tolist() == [[35]]
     assert block_sums(values, (1, None)).tolist() == [[7]] * 5
+
+
+@pytest.mark.parametrize("columns", [5, 64, 192])
+def test_the_importance_without_the_inverse_is_the_same(columns):
+    hessian = problem()[2][:columns, :columns]
+    wanted = factorize(hessian, damping=0.01).importance
+    torch.testing.assert_close(compensated_importance(hessian, damping=0.01), wanted, rtol=1e-5, atol=0)
+
+
+def test_the_factor_inverts_the_damped_statistics():
+    _, _, hessian = problem()
+    factor = factorize(hessian, damping=0.01)
+    damped = hessian + 0.01 * hessian.diagonal().mean() * torch.eye(COLUMNS)
+    ordered = damped[factor.order][:, factor.order]
+    torch.testing.assert_close(factor.upper.t() @ factor.upper @ ordered, torch.eye(COLUMNS), rtol=0, atol=1e-3)
+    assert torch.equal(factor.upper, factor.upper.triu())
+
+
+def test_the_corrected_weight_is_on_the_way_to_the_least_squares_one():
+    """W* = argmin E |W x' - W* x|^2 by a solver of its own; without drift nothing changes."""
+    generator = torch.Generator().manual_seed(1)
+    weight, _, _ = problem()
+    exact = torch.randn(1000, COLUMNS, generator=generator)
+    inputs = exact + 0.2 * torch.randn(1000, COLUMNS, generator=generator) @ torch.rand(COLUMNS, COLUMNS)
+    factor = factorize(inputs.t() @ inputs / 1000, damping=1e-7)
+    drift = (exact - inputs).t() @ inputs / 1000
+    best = torch.linalg.lstsq(inputs.double(), (exact @ weight.t()).double()).solution.t().float()
+    wanted = weight + STRENGTH * (best - weight)
+    torch.testing.assert_close(corrected(weight, drift, factor), wanted, rtol=1e-3, atol=1e-3)
+    assert torch.equal(corrected(weight, torch.zeros_like(drift), factor), weight)

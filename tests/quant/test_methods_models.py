@@ -194,3 +194,14 @@ def test_a_weight_that_is_not_finite_is_refused(tiny, tmp_path):
     save_file(tensors, tiny / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(Refused, match=r"^model\.layers\.1\.mlp\.down_proj cannot be quantized: a scale is not finite"):
         quantize(tiny, make_format("int4", group_size=32), "gptq", tmp_path / "out")
+
+
+def test_aiming_at_the_unquantized_outputs_ends_closer_to_them(tiny_models):
+    source, fmt = tiny_models("llama"), make_format("int4", group_size=32)
+    assignments = {a.module.name: a for a in plan_for(source, fmt).quantized}
+    errors = {}
+    for method in ("awq-gptq", "awq-gptaq"):
+        for block in walk(Checkpoint.open(source), tokens(64), device=CPU, reference=True):
+            quantize_block(block, {name: assignments[name] for name in block.linears}, METHODS[method])
+        errors[method] = float((block.inputs - block.twin.inputs).norm())
+    assert errors["awq-gptaq"] < 0.98 * errors["awq-gptq"]
