@@ -112,15 +112,15 @@ def _formats(config: Mapping[str, Any]) -> list[str]:
 
 
 def _results(found: CardInput) -> list[dict[str, Any]]:
-    """model-index entries: only of a PASS, only of data that is a whole benchmark."""
+    """model-index entries: only of a PASS, only of a benchmark of which every sample was scored."""
     data = found.lock["plan"]["data"]
-    whole = [m for m in found.gate["metrics"] if data.get(m["data"], {}).get("complete") is True]
+    measured = [(metric, data.get(metric["data"], {})) for metric in found.gate["metrics"]]
+    whole = [m for m, entry in measured if entry.get("source") in BENCHMARKS and entry.get("complete") == m["n"]]
     return [_result(metric, data[metric["data"]]) for metric in whole if found.gate["verdict"] == "PASS"]
 
 
 def _result(metric: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    source = str(data["source"])
-    name, kind = BENCHMARKS.get(source, (source, source))
+    name, kind = BENCHMARKS[data["source"]]
     names = ("baseline", "loss", "lower", "upper", "margin", "n")
     return {
         "task": {"type": "text-generation"},
@@ -152,6 +152,7 @@ def _section(found: CardInput, repo: str) -> str:
         headline=headline(found.gate),
         claim=claim(found.gate) if found.gate["verdict"] == "PASS" else "",
         columns=COLUMNS,
+        optional=any(not metric["required"] for metric in found.gate["metrics"]),
         rows=[metric_cells(metric) for metric in found.gate["metrics"]],
         recipe=yaml.safe_dump(found.lock["recipe"], sort_keys=False, allow_unicode=True).rstrip(),
         engines=engines,

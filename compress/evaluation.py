@@ -227,7 +227,7 @@ def used_data(recipe: Recipe) -> set[str]:
 
 
 def _limits(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in entry.items() if key != "samples"}
+    return {key: value for key, value in entry.items() if key not in ("samples", "whole")}
 
 
 def _work(request: Request, folder: Path) -> None:

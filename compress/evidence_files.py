@@ -146,7 +146,7 @@ def read_lock(directory: Path) -> tuple[Plan, dict[str, Any]]:
     try:
         lock = yaml.safe_load((directory / EVIDENCE / LOCK).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise Refused(f"{LOCK} cannot be read: {error}") from error
+        raise Refused(f"{LOCK} cannot be read: {' '.join(str(error).split())}") from error
     plan = Plan.from_record(lock.get("plan") if isinstance(lock, dict) else None)
     if not isinstance(lock.get("recipe"), dict):
         raise Refused(f"{LOCK} holds no recipe")

@@ -140,9 +140,15 @@ def judge(
 
 
 def _question(recipe: Recipe, sets: Sequence[SampleSet], baseline: Side, variant: Side) -> Question:
-    data = {found.name: {"kind": found.kind, "source": found.source, "sha256": found.sha256} for found in sets}
+    data = {found.name: _describe(found) for found in sets}
     plan = Plan(recipe.gate.alpha, metrics_of(recipe), data)
     return Question(variant.manifest.digest, baseline.manifest.digest, plan, scoring(recipe, sets))
+
+
+def _describe(found: SampleSet) -> dict[str, Any]:
+    """What the plan says of a set; `complete`, where every problem of the source is scored: documents are cut."""
+    data = {"kind": found.kind, "source": found.source, "sha256": found.sha256}
+    return data | ({"complete": len(found.samples)} if found.whole and found.kind == "problems" else {})
 
 
 def _measure(recipe: Recipe, sets: Sequence[SampleSet], baseline: Side, variant: Path, work: Path) -> Kept:

@@ -44,6 +44,8 @@ from evals.metric import refused
 
 __all__ = ["VerifyReport", "show", "verify"]
 
+TELLING = ("verdict", "n", "loss", "upper", "lower")  # what is shown where much differs
+MOST = 3  # numbers in one sentence
 # Made after the hashes were written: signatures over them, and statements about them.
 AFTERWARDS = (".sig", ".sigstore", STATEMENT, ENVELOPE)
 
@@ -202,8 +204,10 @@ def _disagreement(
     """One sentence for all of `names` that are not what the rows give."""
     wrong = [name for name in sorted(names) if not _same(again.get(name), stored.get(name))]
     if wrong:
-        said, given = (", ".join(f"{name} {side.get(name)}" for name in wrong) for side in (stored, again))
-        yield f"{GATE} says {what}: {said}; the stored rows and {LOCK} give {given}"
+        shown = wrong if len(wrong) <= MOST else [name for name in TELLING if name in wrong][:MOST] or wrong[:MOST]
+        more = f" (and {len(wrong) - len(shown)} more)" if len(wrong) > len(shown) else ""
+        said, given = (", ".join(f"{name} {side.get(name)}" for name in shown) for side in (stored, again))
+        yield f"{GATE} says {what}: {said}; the stored rows and {LOCK} give {given}{more}"
 
 
 def _same(ours: Any, theirs: Any) -> bool:

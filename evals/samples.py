@@ -32,13 +32,17 @@ class Sample:
 
 @dataclass(frozen=True)
 class SampleSet:
-    """Samples in the order of the looks; `sha256` is over the canonical JSON of all of them, in that order."""
+    """Samples in the order of the looks; `sha256` is over the canonical JSON of all of them, in that order.
+
+    `whole` says that the source holds no others.
+    """
 
     name: str
     kind: Kind
     source: str
     sha256: str
     samples: tuple[Sample, ...]
+    whole: bool = False
 
 
 def load_samples(
@@ -84,7 +88,8 @@ def _ordered(name: str, kind: Kind, source: str, samples: list[Sample], *, count
             f"{name!r} asks for {count} {kind} but {source!r} holds only {len(samples)}, lower count or give more"
         )
     chosen = tuple(permuted(samples, seed=seed)[:count])
-    return SampleSet(name=name, kind=kind, source=source, sha256=samples_digest(chosen), samples=chosen)
+    digest, whole = samples_digest(chosen), len(chosen) == len(samples)
+    return SampleSet(name=name, kind=kind, source=source, sha256=digest, samples=chosen, whole=whole)
 
 
 def permuted(samples: list[Sample], *, seed: int) -> list[Sample]:

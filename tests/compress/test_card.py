@@ -94,7 +94,7 @@ def whole(**data):
 
 
 def test_results_are_metadata_only_for_a_whole_benchmark_that_passed():
-    front, _ = parts(model_card(card_input(lock=whole(complete=True)), "org/small", None))
+    front, _ = parts(model_card(card_input(lock=whole(complete=62)), "org/small", None))
     assert front["model-index"] == [
         {
             "name": "org/small",
@@ -118,7 +118,14 @@ def test_results_are_metadata_only_for_a_whole_benchmark_that_passed():
 
 
 @pytest.mark.parametrize(
-    ("lock", "verdict"), [(whole(), "PASS"), (whole(complete=True), "FAIL")], ids=["part of it", "not passed"]
+    ("lock", "verdict"),
+    [
+        (whole(), "PASS"),
+        (whole(complete=63), "PASS"),
+        (whole(complete=62), "FAIL"),
+        (whole(complete=62, source="mine.jsonl"), "PASS"),
+    ],
+    ids=["part of it", "stopped early", "not passed", "no benchmark"],
 )
 def test_no_metadata_otherwise(lock, verdict):
     front, _ = parts(model_card(card_input(lock=lock, gate=GATE | {"verdict": verdict}), "org/small", None))

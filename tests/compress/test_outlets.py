@@ -3,16 +3,21 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import mlflow
 import pytest
 import yaml
+from typer.main import get_command
 
+from compress.cli import app
 from compress.errors import InputError
 from compress.evidence_files import read_json, seal
 from compress.outlets import LIMIT, check_outlets, show_elsewhere
+from compress.push_options import parse_push
+from compress.recipe_file import load_recipe
 
 ROOT = Path(__file__).parents[2]
 
@@ -163,7 +168,38 @@ def test_the_examples_are_yaml_and_name_files_that_a_run_writes(name, make_run):
         assert (directory / "evidence" / path).exists()
 
 
-def test_recipes_in_the_examples_exist():
-    for file in (ROOT / "examples").iterdir():
-        for name in re.findall(r"recipe=recipes/([\w-]+\.yaml)", file.read_text()):
-            assert (ROOT / "recipes" / name).exists()
+COMMANDS = [
+    (file.name, command)
+    for file in (ROOT / "docs" / "release.md", ROOT / "Containerfile", *sorted((ROOT / "examples").iterdir()))
+    for command in re.findall(
+        r"^[^`\n]*?\bcompress(?:-gate)? ((?:run|verify|sign|push|compare) [^'\n]+)", file.read_text(), re.M
+    )
+]
+
+
+@pytest.mark.parametrize(("file", "command"), COMMANDS, ids=[f"{file}-{i}" for i, (file, _) in enumerate(COMMANDS)])
+def test_commands_that_are_shown_are_understood(file, command, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    name, *words = shlex.split(command)
+    found = get_command(app).commands[name].make_context(name, words).params
+    if name == "run":
+        recipe = next(word for word in found["words"] if word.startswith("recipe="))
+        load_recipe(recipe.removeprefix("recipe="), [word for word in found["words"] if word != recipe])
+    if name == "push":
+        parse_push(found["words"])
+
+
+def test_every_pipeline_shows_a_command():
+    assert {"release.md", "Containerfile", "gitlab-ci.yml", "Jenkinsfile"} <= {file for file, _ in COMMANDS}
+
+
+def test_a_pipeline_runs_its_steps_with_a_shell():
+    """The image starts compress, so a runner that wants a shell must say so."""
+    assert yaml.safe_load((ROOT / "examples/gitlab-ci.yml").read_text())["compress"]["image"]["entrypoint"] == [""]
+    assert "args '--entrypoint='" in (ROOT / "examples/Jenkinsfile").read_text()
+    assert 'ENTRYPOINT ["compress"]' in (ROOT / "Containerfile").read_text()
+
+
+def test_what_the_pipelines_install_can_sign_and_track():
+    for name in ("action.yml", "Containerfile"):
+        assert "[mlflow,sign]" in (ROOT / name).read_text()

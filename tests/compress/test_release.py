@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.hub_server import TOKEN, HubServer
 
+ROOT = Path(__file__).parents[2]
 REPO = "org/tiny-fp8"
 SMALL = ("evals.documents.text.count=20", "evals.documents.text.max_tokens=16", "evals.problems.math.count=20",
          "device=cpu")  # fmt: skip
@@ -134,6 +137,51 @@ def test_sign_and_compare_from_the_command_line(released, tmp_path):
     assert compress("sign", output, cwd=folder).returncode == 2
     compared = compress("compare", output, output, "--page", str(tmp_path / "c.html"), cwd=folder, **settings)
     assert compared.returncode == 0 and (tmp_path / "c.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "verdict"),
+    [("", 0, "PASS"), ("gate.metrics.kl.required=true\ngate.metrics.kl.max=1e-9", 3, "FAIL")],
+    ids=["pass", "block"],
+)
+def test_the_steps_of_the_action(released, tmp_path, more, code, verdict):
+    """As a runner does it: each `run` by bash with its environment; the installer is a stand-in, compress is not."""
+    folder, _, settings, words, _ = released
+    options = "\n".join([*(word for word in words[2:] if not word.startswith("push")), f"output={tmp_path}/out", more])
+    inputs = {"recipe": "fp8.yaml", "options": options, "accept-waivers": "false", "torch-index": "https://index"}
+    values = {f"inputs.{name}": value for name, value in inputs.items()}
+    values |= {"github.action_path": str(ROOT), "runner.temp": str(tmp_path)}
+    runner = settings | {"RUNNER_TEMP": str(tmp_path), "GITHUB_OUTPUT": str(tmp_path / "outputs"),
+                         "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"), "GITHUB_ACTIONS": "true",
+                         "PATH": f"{installer(tmp_path)}:{os.environ['PATH']}"}  # fmt: skip
+    steps = [step for step in yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"] if "run" in step]
+    done = None
+    for step in steps:
+        assert done is None or done.returncode == 0
+        given = {name: re.sub(r"\$\{\{ (\S+) \}\}", lambda m: values[m[1]], v) for name, v in step["env"].items()}
+        done = subprocess.run(["bash", "-e", "-o", "pipefail", "-c", step["run"]], cwd=folder, capture_output=True,
+                              env=os.environ | runner | given, text=True, timeout=300)  # fmt: skip
+    assert done.returncode == code, done.stderr
+    output = tmp_path / ("out" if code == 0 else "out.blocked")
+    assert (tmp_path / "outputs").read_text() == f"output={output}\nverdict={verdict}\n"
+    assert (tmp_path / "summary.md").read_text().startswith(f"# {verdict}\n")
+    assert (output / "evidence/junit.xml").exists() and ("::error" in done.stdout) is (code != 0)
+    installed = (tmp_path / "installed").read_text().splitlines()
+    assert installed[0].endswith("--index-url https://index torch") and installed[1].endswith(f"{ROOT}[mlflow,sign]")
+
+
+def installer(folder):
+    """A `python` whose environments hold a pip that only notes its words, and this very compress."""
+    (folder / "path").mkdir()
+    program = folder / "path" / "python"
+    program.write_text(f"""#!/bin/sh
+mkdir -p "$3/bin"
+printf '#!/bin/sh\\necho "$@" >>{folder}/installed\\n' >"$3/bin/pip"
+printf '#!/bin/sh\\nexec {sys.executable} -m compress "$@"\\n' >"$3/bin/compress"
+chmod +x "$3"/bin/*
+""")
+    program.chmod(0o755)
+    return program.parent
 
 
 def test_push_from_the_command_line(released):

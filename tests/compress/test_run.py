@@ -193,8 +193,9 @@ def test_gate_proves_itself(tiny: Path, tmp_path: Path) -> None:
         *SMALL,
         "gate.metrics.kl.required=true",
         "gate.metrics.kl.max=1e-3",
+        "--json",
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for verdict in ("PASS", "FAIL", "REFUSED"):
-        assert done.stdout.count(verdict) == 2
+    found = json.loads(done.stdout)
+    assert found["passed"] and [case["is"] for case in found["cases"]] == ["PASS", "FAIL", "REFUSED"]

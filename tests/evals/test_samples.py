@@ -33,6 +33,11 @@ def test_order_is_that_of_the_seeded_hash_and_prefixes_agree(tmp_path):
     assert other.samples != found.samples and set(other.samples) == set(found.samples)
 
 
+def test_a_set_of_all_there_is_says_so():
+    assert load_samples("math", kind="problems", source="arithmetic").whole
+    assert not load_samples("math", kind="problems", source="arithmetic", count=20).whole
+
+
 def test_digest_is_that_of_the_canonical_json(tmp_path):
     source = lines(tmp_path / "mine.jsonl", [{"text": "zwölf"}])
     found = load_samples("text", kind="documents", source=source)
