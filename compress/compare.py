@@ -80,8 +80,8 @@ def compare(directories: Sequence[Path]) -> list[Variant]:
 def comparison_html(variants: Sequence[Variant]) -> str:
     """The page."""
     points = [
-        Point(variant.name, variant.run["bytes_after"], variant.worst, variant.verdict)
-        for variant in variants
+        Point(name, variant.run["bytes_after"], variant.worst, variant.verdict)
+        for name, variant in zip(_dot_names(variants), variants, strict=True)
         if variant.worst is not None
     ]
     return render(
@@ -96,6 +96,12 @@ def comparison_html(variants: Sequence[Variant]) -> str:
         rows=[_row(variant, _metrics(variants)) for variant in variants],
         commands=[variant.run["command"] for variant in variants],
     )
+
+
+def _dot_names(variants: Sequence[Variant]) -> list[str]:
+    """Last parts of the names, without what the colour says too; the whole names where two would be alike."""
+    short = [Path(variant.name).name.removesuffix(".blocked") for variant in variants]
+    return short if len(set(short)) == len(short) else [variant.name for variant in variants]
 
 
 def _variant(directory: Path) -> Variant:

@@ -7,8 +7,10 @@ Neither decides anything, and what they cannot take does not change how the comm
 is on disk.
 """
 
+import contextlib
 import importlib.util
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,8 +60,10 @@ def _track(directory: Path, gate: Mapping[str, Any], run: Mapping[str, Any]) -> 
     from mlflow.exceptions import MlflowException
 
     try:
-        with mlflow.start_run(run_name=directory.name):
-            mlflow.log_params({"source": run["source"], "command": run["command"]})
+        # Of a tracking server mlflow prints addresses on standard output, which is that of --json.
+        with contextlib.redirect_stdout(sys.stderr), mlflow.start_run(run_name=directory.name):
+            stages = "; ".join(stage["summary"] for stage in run["stages"])
+            mlflow.log_params({"source": run["source"], "stages": stages or "none", "command": run["command"]})
             mlflow.log_metrics(_metrics(gate, run))
             mlflow.set_tags(_tags(directory, gate))
             mlflow.log_artifacts(str(directory / EVIDENCE), artifact_path=EVIDENCE)
@@ -68,11 +72,14 @@ def _track(directory: Path, gate: Mapping[str, Any], run: Mapping[str, Any]) -> 
 
 
 def _metrics(gate: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, float]:
+    """Sizes, and of each metric the bounds and what else was counted: perplexities, flips, agreement."""
     sizes = {name: float(run[name]) for name in ("bytes_before", "bytes_after", "seconds")}
-    found = {f"{metric['id']}/{name}": metric[name] for metric in gate["metrics"] for name in BOUNDS}
-    return sizes | {name: float(value) for name, value in found.items() if value is not None}
+    numbers = [(m["id"], {name: m[name] for name in BOUNDS} | m["extra"]) for m in gate["metrics"]]
+    found = {f"{name}/{key}": value for name, values in numbers for key, value in values.items()}
+    return sizes | {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
 
 
 def _tags(directory: Path, gate: Mapping[str, Any]) -> dict[str, str]:
     binds = {name: gate["binds"][name] for name in ("variant_manifest", "baseline_manifest", "plan")}
-    return {"verdict": gate["verdict"], "seal": seal(directory), **binds}
+    verdicts = {f"verdict/{metric['id']}": metric["verdict"] for metric in gate["metrics"]}
+    return {"verdict": gate["verdict"], **verdicts, "seal": seal(directory), **binds}

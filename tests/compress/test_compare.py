@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -76,6 +77,14 @@ def test_refused_evidence_without_numbers_has_no_dot(write_run, variants, tmp_pa
     found = compare([variants["good"], tmp_path / "refused"])
     assert sorted(str(variant.worst is None) for variant in found) == ["False", "True"]
     assert comparison_html(found).count("<tr>") == 3
+
+
+def test_dots_bear_the_last_part_of_a_name_where_that_tells_them_apart(variants):
+    good, bad = compare([variants["good"], variants["small"]])
+    apart = [replace(good, name="out/fp8"), replace(bad, name="out/int4.blocked")]
+    alike = [replace(good, name="a/fp8"), replace(bad, name="b/fp8.blocked")]
+    named = [re.findall(r">((?:\w+/)?(?:fp8|int4)(?:\.blocked)?)</text>", comparison_html(v)) for v in (apart, alike)]
+    assert [sorted(names) for names in named] == [["fp8", "int4"], ["a/fp8", "b/fp8.blocked"]]
 
 
 def test_only_variants_that_nothing_beats_are_joined():

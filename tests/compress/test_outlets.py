@@ -1,6 +1,7 @@
 """GitHub's step summary, MLflow, and the files of the pipelines."""
 
 import json
+import math
 import os
 import re
 import shlex
@@ -78,11 +79,21 @@ def test_a_run_is_tracked_with_bounds_hashes_and_evidence(shown, tracking):
     text = gate["metrics"][0]
     assert run.data.metrics["text/upper"] == pytest.approx(text["upper"])
     assert run.data.metrics["bytes_after"] == 134_500_000 and run.data.metrics["task/n"] == 120
+    assert run.data.metrics["text/perplexity_baseline"] == pytest.approx(math.exp(text["baseline"]))
+    assert run.data.params["stages"] == "quantize to int8 (rtn)" and run.data.tags["verdict/text"] == "PASS"
     assert run.data.tags["verdict"] == "PASS" and run.data.tags["seal"] == seal(directory)
     assert run.data.tags["variant_manifest"] == gate["binds"]["variant_manifest"]
     assert run.data.params["command"] == "compress run recipe=int8.yaml"
     kept = {artifact.path for artifact in tracking.list_artifacts(run.info.run_id, "evidence")}
     assert {"evidence/gate.json", "evidence/report.html", "evidence/samples"} <= kept
+
+
+def test_what_mlflow_prints_is_kept_off_standard_output(shown, tracking, monkeypatch, capsys):
+    """With a tracking server it prints the addresses of run and experiment there."""
+    monkeypatch.setattr(mlflow, "set_tags", lambda _: print("View run"))
+    shown()
+    captured = capsys.readouterr()
+    assert captured.out == "" and "View run" in captured.err
 
 
 def test_a_store_that_fails_is_said_and_changes_nothing(shown, monkeypatch, capsys, tmp_path):
