@@ -17,7 +17,7 @@ from compress.amounts import format_bytes, format_change, format_loss, format_sc
 from compress.fit import fit_lines
 from compress.kv_report import sections, token_bytes
 from compress.pictures import Interval, forest, learning, ratios, scatter, steps
-from compress.report import COLUMNS, claim, headline, metric_cells
+from compress.report import COLUMNS, claim, headline, metric_cells, place
 from compress.sample_view import Sides, View, views, worst
 from compress.stage_report import added_losses, curves, stage_sections
 
@@ -56,6 +56,7 @@ def report_html(gate: Mapping[str, Any], run: Mapping[str, Any], found: PageInpu
         title=f"{gate['verdict']}: {run['output']}",
         gate=gate,
         run=run,
+        place=place(gate, run),
         headline=_sentence(headline(gate)),
         claim=claim(gate) if gate["verdict"] == "PASS" else "",
         columns=COLUMNS,

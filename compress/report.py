@@ -12,6 +12,7 @@ Both are made from plain data, gate.json and run.json, so that a stored run can 
     fit                          where the recipe asks: its options, and of source and variant the planner's answer
 """
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ __all__ = [
     "headline",
     "markdown_text",
     "metric_cells",
+    "place",
     "report_markdown",
     "result_table",
 ]
@@ -114,7 +116,7 @@ def report_markdown(gate: Mapping[str, Any], run: Mapping[str, Any]) -> str:
         _sizes(run),
         *[part for stage in run["stages"] for part in _stage(stage)],
         "## Reproduce",
-        _commands(run),
+        _commands(gate, run),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -187,9 +189,15 @@ def _shrunk(layer: Mapping[str, Any]) -> str:
     return f"{format_bytes(layer['bytes_before'])} → {format_bytes(layer['bytes_after'])}"
 
 
-def _commands(run: Mapping[str, Any]) -> str:
+def place(gate: Mapping[str, Any], run: Mapping[str, Any]) -> str:
+    """Where the variant lies: a blocked run leaves it beside its output, and judging a finished one moves nothing."""
+    moved = run["stages"] and gate["verdict"] not in ("PASS", "WAIVED")
+    return f"{run['output'].rstrip('/')}.blocked" if moved else str(run["output"])
+
+
+def _commands(gate: Mapping[str, Any], run: Mapping[str, Any]) -> str:
     """The command of the run, and the check of its evidence; a fence longer than any in the text."""
-    lines = f"{run['command']}\ncompress verify {run['output']}"
+    lines = f"{run['command']}\ncompress verify {shlex.quote(place(gate, run))}"
     fence = "```" if "```" not in lines else "`" * (lines.count("`") + 3)
     return f"{fence}sh\n{lines}\n{fence}"
 

@@ -175,6 +175,17 @@ RUN = {"command": "compress gate a b", "output": "o", "stages": [], "bytes_befor
        "peak_bytes": None}  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("verdict", "stages", "place"),
+    [("PASS", 1, "o"), ("WAIVED", 1, "o"), ("FAIL", 1, "o.blocked"), ("REFUSED", 1, "o.blocked"), ("FAIL", 0, "o")],
+    ids=["pass", "waived", "fail", "refused", "judged where it lies"],
+)
+def test_the_check_names_where_the_variant_lies(verdict, stages, place):
+    stage = {"name": "quantize", "summary": "quantize", "seconds": 1.0, "layers": []}
+    text = report_markdown(gate_of(metric(), verdict=verdict), RUN | {"stages": [stage] * stages})
+    assert f"\ncompress verify {place}\n```" in text
+
+
 def test_a_report_without_stages_and_peak():
     text = report_markdown(gate_of(metric()), RUN)
     assert "peak memory" not in text and "became" not in text and "\n\n\n" not in text
