@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compress.checkpoint import quantization_block
 from compress.errors import InputError
 from compress.inputs import local_path
 from compress.planner.inventory import Header, Weight, inventory, key_rows, meta_headers
@@ -94,7 +95,7 @@ def build_model(name: str, config: Mapping[str, Any], headers: Mapping[str, Head
     Raises:
         InputError: an architecture that is not known.
     """
-    quantization = config.get("quantization_config") or {}
+    quantization = quantization_block(config) or {}
     whole = _normalise(name, config)
     found = headers or meta_headers(whole, quantization)
     text = whole.get_text_config(decoder=True)

@@ -177,10 +177,11 @@ PACKED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
 }
 
 
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
 @pytest.mark.parametrize("name", PACKED)
-def test_headers_of_quantized_checkpoints_give_the_logical_weights(name: str) -> None:
+def test_headers_of_quantized_checkpoints_give_the_logical_weights(name: str, key: str) -> None:
     quantization, headers, stored = PACKED[name]
-    found = build_model("tiny", {**QWEN3, "quantization_config": quantization}, headers)
+    found = build_model("tiny", {**QWEN3, key: quantization}, headers)
     assert found.parameters == 128 * 64
     assert loaded(found, "stored") == stored
     assert loaded(found, "bf16") == 2 * 128 * 64
