@@ -39,6 +39,7 @@ def calibration_tokens(
     problems: str | None,
     size: tuple[int, int],
     evaluated: Sequence[SampleSet],
+    trust_remote_code: bool = False,
 ) -> Tensor:
     """(N, T) int64 token ids for the model in `directory`.
 
@@ -46,6 +47,7 @@ def calibration_tokens(
         documents, problems: sources as in a recipe's evals; None leaves the kind out.
         size: N sequences of T tokens; fewer where the texts end.
         evaluated: the sets that must not be seen.
+        trust_remote_code: run Python code that the tokenizer brings.
 
     Raises:
         InputError: no texts, or too few for one sequence.
@@ -53,7 +55,7 @@ def calibration_tokens(
     """
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
     texts = calibration_texts(documents, problems, evaluated, tokenizer)
     count, length = size
     ends = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []

@@ -79,6 +79,7 @@ class Place:
             problems=wanted.problems,
             size=(wanted.samples, wanted.length),
             evaluated=self.evaluated,
+            trust_remote_code=self.trust_remote_code,
         )
 
 

@@ -30,7 +30,8 @@ def plan_prune_stage(options: Prune, source: Checkpoint, target: Path, place: Pl
         from prune.run import How, run_prune  # brings the model code, which planning does not need
 
         tokens = place.calibration_tokens(options.calibration, source)
-        how = How(options.method, options.layer_score, tokens, target.with_name(f"{target.name}.journal"))
+        journal = target.with_name(f"{target.name}.journal")
+        how = How(options.method, options.layer_score, tokens, journal, place.trust_remote_code)
         return run_prune(plan, how, directory, device, advance)
 
     return StagePlan(

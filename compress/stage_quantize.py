@@ -48,12 +48,16 @@ def plan_quantize_stage(options: Quantize, source: Checkpoint, target: Path, pla
         return {}
 
     def calibrate(directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
-        from quant.calibrated import Calibration, run_calibrated  # brings the model code, which streaming does not need
+        # bring the model code, which streaming does not need
+        from compress.walk import EXPERT_FLOOR
+        from quant.calibrated import Calibration, run_calibrated
 
         tokens = place.calibration_tokens(options.calibration, source)
         journal = target.with_name(f"{target.name}.journal")
-        reports = run_calibrated(plan, Calibration(options.method, tokens, journal), directory, device, advance)
-        return {"method": options.method, "calibration_tokens": tokens.numel(), "blocks": reports}
+        calibration = Calibration(options.method, tokens, journal, place.trust_remote_code)
+        reports = run_calibrated(plan, calibration, directory, device, advance)
+        seen = {"calibration_tokens": tokens.numel(), "expert_floor": EXPERT_FLOOR}
+        return {"method": options.method, **seen, "blocks": reports}
 
     return StagePlan(
         name="quantize",

@@ -3,6 +3,8 @@
 run.json then holds
 
     stages[].report.curve   of a distill stage: step, kl (held out, nats per token), loss (mean since the entry before)
+    stages[].report.blocks[].expert_tokens   of a calibrated quantize stage: tokens the router sent to each expert
+    stages[].report.expert_floor             tokens of each batch that every expert is shown at least
     stages[].report.draft   of a draft stage: what `distill.speculation.speculate` measured, and both sizes
     waterfall               where each stage was judged: name, stage (its summary), metrics: id, kind, loss, margin;
                             losses from the source up to and with that stage, null where nothing was computed
@@ -19,6 +21,8 @@ __all__ = ["added_losses", "curves", "stage_sections"]
 
 Stages = Sequence[Mapping[str, Any]]
 
+RAREST = 12  # experts that are listed
+
 
 def curves(run: Mapping[str, Any]) -> dict[str, Sequence[Mapping[str, float]]]:
     """The curve of every stage that was trained, by the stage's summary."""
@@ -30,6 +34,7 @@ def stage_sections(run: Mapping[str, Any]) -> list[Section]:
     """The parts of a report, none where run.json has nothing of the kind."""
     found = [_waterfall(run["waterfall"])] if run.get("waterfall") else []
     found += [_curve(summary, curve) for summary, curve in curves(run).items()]
+    found += [part for stage in run["stages"] for part in _experts(stage["summary"], stage.get("report", {}))]
     drafts = [stage["report"]["draft"] for stage in run["stages"] if "draft" in stage.get("report", {})]
     return found + [_draft(draft) for draft in drafts]
 
@@ -57,6 +62,22 @@ def _waterfall(waterfall: Stages) -> Section:
         rows.append(tuple(cells))
     text = "Every stage's output was measured on the same samples. A loss below zero is one that the stage won back."
     return Section("Loss by stage", text, header, rows)
+
+
+def _experts(summary: str, report: Mapping[str, Any]) -> list[Section]:
+    """The experts that the router chose for too few calibration tokens, and what was done about it."""
+    counts = {name: n for block in report.get("blocks", ()) for name, n in block.get("expert_tokens", {}).items()}
+    floor = report.get("expert_floor", 0)
+    few = sorted((n, name) for name, n in counts.items() if n < floor)
+    if not few:
+        return []
+    text = (
+        f"The router sent fewer than {floor} calibration tokens to {len(few)} of {len(counts)} experts. Each expert is "
+        f"shown at least {floor} tokens of every batch, others of the batch where the router sends fewer, so it is "
+        "calibrated on inputs of its layer all the same. More calibration samples make this rarer."
+    )
+    rows: list[tuple[str, ...]] = [(name, str(n)) for n, name in few[:RAREST]]
+    return [Section(f"Experts seldom chosen: {summary}", text, ("expert", "tokens"), rows)]
 
 
 def _draft(draft: Mapping[str, Any]) -> Section:

@@ -9,6 +9,9 @@ block: query, key and value; gate and up; each expert's. Groups come in the orde
 inputs that the already replaced ones produce. With `reference=True` each block has a twin, the unquantized model's on
 its own hidden states, which goes through the same passes: a method sees how far the prefix has drifted.
 
+Every expert of a mixture sees tokens: where the router sends it fewer than EXPERT_FLOOR of a batch, others, evenly
+spaced, are shown to it as well, so that none is left uncalibrated. How many were meant for it is counted.
+
 Hidden states of the calibration tokens are (N, T, D) in memory, or in a file when `spill` names a folder. Under
 torchrun every rank passes its own share of the tokens, statistics are summed over ranks, and all ranks compute the same
 weights. Left out: models whose blocks exchange more than hidden states.
@@ -30,6 +33,7 @@ from compress.walk_model import SeparateExperts, Skeleton, skeleton
 
 __all__ = ["Block", "Group", "walk"]
 
+DTYPE = torch.float32  # of weights and hidden states while they compute
 EXPERT_FLOOR = 64  # tokens of each batch that every expert sees at least
 
 
@@ -38,9 +42,9 @@ def walk(
     tokens: Tensor,
     *,
     device: torch.device,
-    dtype: torch.dtype = torch.float32,
     reference: bool = False,
     spill: Path | None = None,
+    trust_remote_code: bool = False,
 ) -> Iterator[Block]:
     """Yield every decoder block in order, on the outputs of the blocks as they were left.
 
@@ -48,20 +52,20 @@ def walk(
         checkpoint: the source.
         tokens: (N, T) int64 calibration tokens, all sequences of one length; the same on every rank.
         device: where blocks compute.
-        dtype: of weights and hidden states while they compute.
         reference: also keep the unquantized model's block and hidden states, as `Block.twin`.
         spill: a folder for the hidden states; None keeps them in memory.
+        trust_remote_code: run Python code that the checkpoint brings.
 
     Raises:
         InputError: no calibration tokens, or fewer batches than ranks.
         CheckpointError: the model's blocks or their tensors are not found.
     """
-    model = skeleton(checkpoint)
+    model = skeleton(checkpoint, trust_remote_code=trust_remote_code)
     with torch.no_grad():
-        hidden, calls = _embed(model, _share(tokens), dtype, device, spill)
+        hidden, calls = _embed(model, _share(tokens), device, spill)
     float_hidden = hidden.clone() if reference else None
     for index in range(len(model.blocks)):
-        module = model.load(index, dtype, device, floor=EXPERT_FLOOR)
+        module = model.load(index, DTYPE, device, floor=EXPERT_FLOOR)
         block = _block(model, index, module, hidden, device, calls)
         if float_hidden is not None:
             block.twin = _block(model, index, deepcopy(module), float_hidden, device, calls)
@@ -86,10 +90,8 @@ def _block(
     )
 
 
-def _embed(
-    model: Skeleton, tokens: Tensor, dtype: torch.dtype, device: torch.device, spill: Path | None
-) -> tuple[Tensor, list[Any]]:
-    recorded = model.record(tokens, dtype, device)
+def _embed(model: Skeleton, tokens: Tensor, device: torch.device, spill: Path | None) -> tuple[Tensor, list[Any]]:
+    recorded = model.record(tokens, DTYPE, device)
     first, calls = next(recorded)
     hidden = _buffer((len(tokens), *first.shape[1:]), first.dtype, spill)
     hidden[0] = first[0]

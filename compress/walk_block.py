@@ -129,6 +129,14 @@ class Block:
                     for one in paused:
                         lane.resume(one)
 
+    def expert_tokens(self) -> dict[str, int]:
+        """How many tokens of all ranks the router has sent to each expert in the pass of `groups`, by its name."""
+        counts = {f"{name}.{i}": n for name, experts in self.experts.items() for i, n in enumerate(experts.routed)}
+        totals = torch.tensor([*counts.values()], device=self.device)
+        if dist.is_initialized() and counts:
+            dist.all_reduce(totals)
+        return dict(zip(counts, totals.tolist(), strict=True))
+
     def matching(self, groups: Sequence[Group]) -> list[Group]:
         """The groups of the same linears here, but for experts, whose tokens differ when the routers' inputs do."""
         outside = [group for group in groups if not any(group.names[0].startswith(f"{name}.") for name in self.experts)]

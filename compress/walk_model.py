@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError
+from compress.model_config import model_config
 from compress.modules import modules
 from compress.tensor_file import TensorInfo, read_tensor
 
@@ -185,15 +186,19 @@ class Skeleton:
                     module._buffers[leaf] = buffer.to(device)
 
 
-def skeleton(checkpoint: Checkpoint) -> Skeleton:
-    """Build the model's code without weights and find its blocks.
+def skeleton(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> Skeleton:
+    """Build the model's code without weights and find its blocks; `trust_remote_code` lets it be the checkpoint's own.
 
     Raises:
-        CheckpointError: no list of decoder blocks is found.
+        CheckpointError: an architecture that is not known, or no list of decoder blocks is found.
     """
-    config = CONFIG_MAPPING[checkpoint.config["model_type"]].from_dict(checkpoint.config).get_text_config()
+    config = model_config(checkpoint, trust_remote_code=trust_remote_code).get_text_config()
     with init_empty_weights(include_buffers=False):
-        model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config,
+            dtype=torch.float32,
+            trust_remote_code=trust_remote_code,  # buffers too, such as Gemma's scale
+        )
     where = dict(checkpoint.tensors) | {f"{module.name}.weight": module.weight for module in modules(checkpoint)}
     for name, child in model.get_decoder().named_children():
         if isinstance(child, nn.ModuleList) and len(child) == config.num_hidden_layers:

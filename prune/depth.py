@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError, Refused
 from compress.tensor_file import read_tensor
 from compress.walk_journal import Journal
-from compress.walk_model import Skeleton, skeleton
+from compress.walk_model import Skeleton
 
 __all__ = ["SCORES", "choose_layers"]
 
@@ -30,7 +29,7 @@ CHUNK = 256  # positions whose logits exist at once
 
 
 def choose_layers(
-    checkpoint: Checkpoint, tokens: Tensor, keep: int, score: str, journal: Journal, device: torch.device
+    source: Skeleton, tokens: Tensor, keep: int, score: str, journal: Journal, device: torch.device
 ) -> list[int]:
     """The layers that stay, ascending.
 
@@ -44,7 +43,7 @@ def choose_layers(
     """
     saved = journal.load("layers")
     removed: list[int] = saved[1]["removed"] if saved else []
-    model = _Model(checkpoint, tokens[: max(1, TOKENS // tokens.shape[1])], device)
+    model = _Model(source, tokens[: max(1, TOKENS // tokens.shape[1])], device)
     total = len(model.skeleton.blocks)
     if score != "kl":
         scores = model.cosines() if score == "cosine" else torch.rand(total, generator=torch.Generator().manual_seed(0))
@@ -62,8 +61,8 @@ def choose_layers(
 class _Model:
     """The source as blocks that are loaded when they are passed."""
 
-    def __init__(self, checkpoint: Checkpoint, tokens: Tensor, device: torch.device) -> None:
-        self.skeleton: Skeleton = skeleton(checkpoint)
+    def __init__(self, source: Skeleton, tokens: Tensor, device: torch.device) -> None:
+        self.skeleton = source
         self.device = device
         with torch.no_grad():
             recorded = [*self.skeleton.record(tokens, torch.float32, device)]

@@ -23,6 +23,7 @@ from compress.progress import Advance
 from compress.tensor_file import read_tensor
 from compress.walk import walk
 from compress.walk_journal import Journal
+from compress.walk_model import skeleton
 from compress.writer import ShardWriter
 from prune.depth import choose_layers
 from prune.dims import by_expert, expert_of
@@ -37,16 +38,18 @@ __all__ = ["How", "run_prune"]
 class How:
     """How to choose what goes.
 
-    method       "obs", "activation" or "random"
-    layer_score  "kl" or "cosine"
-    tokens       (N, T) int64 calibration tokens
-    journal      a folder for finished blocks, kept if the run is killed, removed when it is done
+    method             "obs", "activation" or "random"
+    layer_score        "kl" or "cosine"
+    tokens             (N, T) int64 calibration tokens
+    journal            a folder for finished blocks, kept if the run is killed, removed when it is done
+    trust_remote_code  run Python code that the checkpoint brings
     """
 
     method: str
     layer_score: str
     tokens: Tensor
     journal: Path
+    trust_remote_code: bool = False
 
 
 def run_prune(plan: PrunePlan, how: How, directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
@@ -63,7 +66,8 @@ def run_prune(plan: PrunePlan, how: How, directory: Path, device: torch.device, 
     kept = [*range(plan.before["layers"])]
     if plan.cut("layers"):
         score = how.layer_score if how.method != "random" else "random"
-        kept = choose_layers(plan.checkpoint, how.tokens, plan.after["layers"], score, journal, device)
+        model = skeleton(plan.checkpoint, trust_remote_code=how.trust_remote_code)
+        kept = choose_layers(model, how.tokens, plan.after["layers"], score, journal, device)
     view = drop_layers(plan.checkpoint, kept)
     blocks = []
     if any(plan.cut(axis) for axis in ("ffn", "heads", "kv_groups", "experts")):
@@ -78,7 +82,7 @@ def _walk(
     plan: PrunePlan, view: Checkpoint, how: How, journal: Journal, device: torch.device, advance: Advance
 ) -> Iterator[dict[str, Any]]:
     cuts = readers_of(plan.before, plan.after)
-    for block in walk(view, how.tokens, device=device):
+    for block in walk(view, how.tokens, device=device, trust_remote_code=how.trust_remote_code):
         saved = journal.load(block.name)
         report: dict[str, Any] = {"name": block.name, "kept": {}, "experts": []} if saved is None else saved[1]
         if plan.cut("experts"):

@@ -19,7 +19,15 @@ from torch import Tensor
 
 from quant.elements import E2M1_MAX, E4M3_MAX, absmax_scale, e8m0_values, mx_exponent
 
-__all__ = ["Quantizer", "activation_quantizer", "is_emulated", "round_e2m1"]
+__all__ = [
+    "INPUT_SCALES",
+    "Quantizer",
+    "activation_quantizer",
+    "input_scale",
+    "input_scale_name",
+    "is_emulated",
+    "round_e2m1",
+]
 
 Quantizer = Callable[[Tensor], Tensor]
 
@@ -106,6 +114,16 @@ KINDS: Mapping[tuple[Any, ...], Kind] = {
 }
 
 
+def _divisor(absmax: Tensor, largest: float, dtype: torch.dtype) -> Tensor:
+    return E4M3_MAX * largest / absmax
+
+
+# stored value -> what it is for a calibrated (absmax, largest of the grid, dtype of the source)
+INPUT_SCALES: Mapping[str, Callable[[Tensor, float, torch.dtype], Tensor]] = {
+    "input_scale": absmax_scale,
+    "input_global_scale": _divisor,
+}
+
 LLM_INT8 = "llm_int8_threshold"  # key of the arguments that asks for bitsandbytes' arithmetic
 
 
@@ -129,6 +147,33 @@ def activation_quantizer(args: Mapping[str, Any], *, scale: Tensor | None = None
         raise ValueError(f"activations of {dict(args)} are not emulated: known are {', '.join(map(str, KINDS))}")
     stored = torch.ones(()) if kind.stored is None else _positive(scale, kind.stored)
     return lambda x: _rounded(x, kind, stored)
+
+
+def input_scale_name(args: Mapping[str, Any] | None) -> str | None:
+    """The tensor that stores the calibrated scale of such inputs; None where there is none."""
+    kind = _kind(args or {})
+    return kind.stored if kind else None
+
+
+def input_scale(args: Mapping[str, Any], absmax: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """The calibrated scale (1,) of such inputs, in the dtype it is stored in; None where none is stored.
+
+    Args:
+        args: compressed-tensors' QuantizationArgs of `input_activations`.
+        absmax: float32 scalar, the largest magnitude of the inputs.
+        dtype: of the source weight.
+
+    Raises:
+        ValueError: inputs that are all zero or not finite, or so small that their scale is.
+    """
+    kind = _kind(args)
+    if kind is None or kind.stored is None:
+        return None
+    if not bool(absmax.isfinite() & (absmax > 0)):
+        raise ValueError(f"the largest of its calibration inputs is {float(absmax)}, not a positive number")
+    scale = INPUT_SCALES[kind.stored](absmax.float().reshape(1), GRIDS[kind.grid][1], dtype)
+    _positive(scale, kind.stored)
+    return scale
 
 
 def is_emulated(args: Mapping[str, Any]) -> bool:

@@ -34,14 +34,16 @@ __all__ = ["Calibration", "run_calibrated"]
 class Calibration:
     """How to calibrate.
 
-    method   a key of METHODS
-    tokens   (N, T) int64, the same on every rank
-    journal  a folder for finished blocks, kept if the run is killed, removed when it is done
+    method             a key of METHODS
+    tokens             (N, T) int64, the same on every rank
+    journal            a folder for finished blocks, kept if the run is killed, removed when it is done
+    trust_remote_code  run Python code that the checkpoint brings
     """
 
     method: str
     tokens: Tensor
     journal: Path
+    trust_remote_code: bool = False
 
 
 def run_calibrated(
@@ -61,6 +63,8 @@ def run_calibrated(
     reports = [*_walk(plan, calibration, journal, device, advance)]
     walked = {name for report in reports for name in report["layers"]}
     reports += _outside(plan, walked, METHODS[calibration.method], journal, device)
+    if dist.is_initialized():
+        dist.barrier()  # a rank may still read the journal, which goes now
     if writes:
         _write(plan, journal, directory)
         shutil.rmtree(calibration.journal)
@@ -71,8 +75,10 @@ def _walk(
     plan: QuantizePlan, calibration: Calibration, journal: Journal, device: torch.device, advance: Advance
 ) -> Iterator[dict[str, Any]]:
     assignments = {assignment.module.name: assignment for assignment in plan.quantized}
-    method = METHODS[calibration.method]
-    for block in walk(plan.checkpoint, calibration.tokens, device=device, reference=method.propagate):
+    method, code = METHODS[calibration.method], calibration.trust_remote_code
+    for block in walk(
+        plan.checkpoint, calibration.tokens, device=device, reference=method.propagate, trust_remote_code=code
+    ):
         mine = {name: assignments[name] for name in block.linears if name in assignments}
         saved = journal.load(block.name)
         if saved is None:

@@ -11,13 +11,14 @@ from torch import Tensor
 from compress.architectures import fused_groups
 from compress.errors import Refused
 from compress.walk import Block, Group
-from quant.activations import activation_quantizer
+from quant.activations import input_scale_name
 from quant.folding import Folded, equalize
 from quant.format import Format, dequantize, stored
 from quant.methods import Method
 from quant.methods.blocks import row_range
 from quant.methods.solve import Inputs, Solution, aim, importance, prepare, solve
 from quant.plan import Assignment
+from quant.static_inputs import input_rounding, input_scales
 
 __all__ = ["Stored", "quantize_block", "restore_block", "solve_alone"]
 
@@ -34,17 +35,19 @@ def quantize_block(
         dtype = next(iter(assignments.values())).module.weight.dtype
         folded = equalize(block, formats, dtype, partial(_cost, method))
         tensors |= _changed(block, folded, formats, dtype)
+    scales = input_scales(block, formats, next(iter(assignments.values())).module.weight.dtype) if formats else {}
     layers: dict[str, Any] = {}
     factors = {reader: fold.factor for fold in folded.values() for reader in fold.readers}
     for group in block.groups([*formats], factors):
         found, reports = _quantize_group(group, assignments, method)
+        group.rounding = input_rounding(group.names[0], formats[group.names[0]], scales)
         tensors |= found
         layers |= reports
     for name in formats.keys() - layers.keys():
         raise Refused(f"no calibration token reached {name}: add it to ignore or use method rtn")
-    routed = {f"{name}.{i}": count for name, experts in block.experts.items() for i, count in enumerate(experts.routed)}
     ratios = {producer: fold.ratio for producer, fold in folded.items()}
-    return tensors, {"block": block.name, "factors": ratios, "layers": layers, "expert_tokens": routed}
+    report = {"block": block.name, "factors": ratios, "layers": layers, "expert_tokens": block.expert_tokens()}
+    return tensors | scales, report
 
 
 def _cost(method: Method, group: Group) -> Tensor:
@@ -82,17 +85,16 @@ def _quantize_group(
         for name, (found, rounded) in _unstack(part, solution, assignments).items():
             tensors |= found
             weights[name] = rounded
-    _round_inputs(group, assignments)
     group.replace([weights[name] for name in group.names])
     return tensors, reports
 
 
 def _parts(group: Group, assignments: Mapping[str, Assignment]) -> list[tuple[str, ...]]:
-    """Fused layers together where no block of the format spans several rows, single layers otherwise."""
+    """Fused layers together where they share a scale or no block of it spans several rows, single layers otherwise."""
     parts: list[tuple[str, ...]] = []
     for fused in fused_groups([*group.names]):
         fmt = assignments[fused[0]].fmt
-        parts += [fused] if fmt and fmt.block[0] == 1 else [(name,) for name in fused]
+        parts += [fused] if fmt and (fmt.absmax_scope or fmt.block[0] == 1) else [(name,) for name in fused]
     return parts
 
 
@@ -122,12 +124,6 @@ def _unstack(
     return found
 
 
-def _round_inputs(group: Group, assignments: Mapping[str, Assignment]) -> None:
-    fmt = assignments[group.names[0]].fmt
-    if fmt and fmt.activations:
-        group.rounding = activation_quantizer(fmt.activations)
-
-
 def restore_block(block: Block, assignments: Mapping[str, Assignment], tensors: Stored) -> None:
     """Put a finished block's weights in place."""
     for name, assignment in assignments.items():
@@ -135,8 +131,9 @@ def restore_block(block: Block, assignments: Mapping[str, Assignment], tensors: 
         assert fmt is not None
         mine = {t.removeprefix(f"{name}."): value for t, value in tensors.items() if t.rpartition(".")[0] == name}
         block.linears[name].weight.data.copy_(dequantize(mine, fmt, assignment.module.shape))
-        if fmt.activations:
-            block.round_inputs([name], activation_quantizer(fmt.activations))
+        rounding = input_rounding(name, fmt, tensors)
+        if rounding:
+            block.round_inputs([name], rounding)
     for name, value in tensors.items():
         if name in block.tensors and name.removesuffix(".weight") not in assignments:
             block.tensors[name].data.copy_(value)
@@ -146,9 +143,11 @@ def solve_alone(assignment: Assignment, weight: Tensor, method: Method) -> tuple
     """A linear whose inputs were not seen: scales for inputs that are all alike, and nothing that needs more.
 
     Raises:
-        Refused: a weight that is not finite.
+        Refused: a weight that is not finite, or a format that needs the range of its inputs.
     """
-    name = assignment.module.name
+    name, fmt = assignment.module.name, assignment.fmt
+    if fmt and input_scale_name(fmt.activations):
+        raise Refused(f"{name} is not reached by calibration, which static input scales need: add it to ignore")
     inputs = Inputs(torch.eye(weight.shape[1], device=weight.device), 0)
     alone = replace(method, compensate=False)
     try:

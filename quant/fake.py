@@ -28,8 +28,7 @@ class _Rounding(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         with torch.no_grad():
             stored = weight.to(self.dtype)
-            absmax = stored.abs().amax().float() if self.fmt.absmax_scope else None
-            scales = self.fmt.choose(stored, absmax)
+            scales = self.fmt.choose(stored, None)
             rounded = self.fmt.decode(self.fmt.encode(stored, scales), scales).to(weight.dtype)
         return weight + (rounded - weight).detach()
 
@@ -45,7 +44,7 @@ def round_weights(model: nn.Module, assignments: Sequence[Assignment]) -> None:
         name, fmt = assignment.module.name, assignment.fmt
         if fmt is None:
             continue
-        if name not in present or fmt.absmax_scope == "fused":
+        if name not in present or fmt.absmax_scope:
             raise RecipeError(f"stages: {name} cannot be trained under {fmt.name}: leave distill.quantized out")
         parametrize.register_parametrization(present[name], "weight", _Rounding(fmt, assignment.module.weight.dtype))
 

@@ -67,7 +67,7 @@ class Format:
     weights: Mapping[str, Any] | None  # minimal QuantizationArgs of the weights
     activations: Mapping[str, Any] | None = None  # minimal QuantizationArgs of the inputs, None = 16-bit activations
     block: tuple[int | None, int | None]  # rows x columns that share one scale; None = all of them
-    absmax_scope: str | None = None  # "tensor": choose() needs the whole tensor's absmax; "fused": the fused group's
+    absmax_scope: str | None = None  # "fused": choose() needs the absmax of all layers that engines fuse
     choose: Callable[[Tensor, Tensor | None], Scales]  # (W rows, absmax scalar or None)
     encode: Callable[[Tensor, Scales], Tensor]
     decode: Callable[[Tensor, Scales], Tensor]

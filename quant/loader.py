@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
-from compress.checkpoint import BLOCKS, Checkpoint
+from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError, Refused
+from compress.model_config import model_config
 from quant.inputs import attach_rounding
 from quant.kv.cache import KvEmulation
 from quant.kv.stored import kv_emulation
@@ -76,7 +77,7 @@ def load_model(
         dtype: of the weights and of the arithmetic outside the rounded inputs.
         device: where the model goes.
         trust_remote_code: run Python code that the checkpoint brings.
-        attn_implementation: "sdpa" or "eager".
+        attn_implementation: "sdpa" or "eager", which families without sdpa (Gemma 2, gpt-oss) always take.
 
     Raises:
         CheckpointError: damaged, the tokenizer too, or quantized in a way that is not read.
@@ -84,9 +85,11 @@ def load_model(
     """
     checkpoint = Checkpoint.open(directory)
     stored = sort_tensors(checkpoint)
-    config = _config(checkpoint, trust_remote_code)
+    config = model_config(checkpoint, trust_remote_code=trust_remote_code)
     kv = kv_emulation(checkpoint, stored.kv_scales, config, torch.device(device))
-    model = _model(checkpoint, stored, config, dtype=dtype, attn_implementation=attn_implementation)
+    with torch.device("meta"):
+        built = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)  # type: ignore[no-untyped-call]
+    model = _model(checkpoint, stored, type(built), config=config, dtype=dtype, attn_implementation=attn_implementation)
     attach_rounding(model, stored)
     if kv:
         kv.attach(model)
@@ -98,27 +101,9 @@ def load_model(
     )
 
 
-def _config(checkpoint: Checkpoint, trust_remote_code: bool) -> Any:
-    try:
-        config = AutoConfig.from_pretrained(checkpoint.path, trust_remote_code=trust_remote_code)
-    except ValueError as error:
-        fix = ": set trust_remote_code to run its own code" if "auto_map" in checkpoint.config else ""
-        model_type = checkpoint.config.get("model_type")
-        raise CheckpointError(
-            f"transformers does not know model_type {model_type!r} of {checkpoint.path}{fix}"
-        ) from error
-    for key in BLOCKS:
-        if hasattr(config, key):
-            delattr(config, key)
-    return config
-
-
 def _model(
-    checkpoint: Checkpoint, stored: Stored, config: Any, *, dtype: torch.dtype, attn_implementation: str
+    checkpoint: Checkpoint, stored: Stored, cls: Any, *, config: Any, dtype: torch.dtype, attn_implementation: str
 ) -> PreTrainedModel:
-    with torch.device("meta"):
-        # code that is not trusted was refused with the configuration
-        cls = type(AutoModelForCausalLM.from_config(config, trust_remote_code=True))  # type: ignore[no-untyped-call]
     broken: list[str] = []
     names = [*(f"{module}.weight" for module in stored.modules), *stored.plain]
     has_generation = (checkpoint.path / "generation_config.json").exists()
@@ -128,7 +113,7 @@ def _model(
         state_dict={name: LazyWeight(checkpoint, stored, name, broken) for name in names},
         generation_config=GenerationConfig.from_pretrained(checkpoint.path) if has_generation else None,
         dtype=dtype,
-        attn_implementation=attn_implementation,
+        attn_implementation=attn_implementation if cls._supports_sdpa else "eager",
         ignore_mismatched_sizes=True,  # they are refused below, all at once
         output_loading_info=True,
     )

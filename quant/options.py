@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from compress.calibration_options import Calibration
 from compress.errors import RecipeError
+from quant.activations import input_scale_name
 from quant.format import Format
 from quant.formats import make_format
 from quant.methods import DEFAULTS, METHODS
@@ -26,6 +27,7 @@ class FormatOptions(BaseModel):
     strategy: str | None = None
     activations: bool | None = None
     exponent: str | None = None
+    inputs: str | None = None
 
     @model_validator(mode="after")
     def _legal(self) -> "FormatOptions":
@@ -37,7 +39,7 @@ class FormatOptions(BaseModel):
 
     def build(self) -> Format:
         """The format with its options bound."""
-        names = ("group_size", "symmetric", "strategy", "activations", "exponent")
+        names = ("group_size", "symmetric", "strategy", "activations", "exponent", "inputs")
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
         return make_format(self.format, **{name: value for name, value in given.items() if value is not None})
 
@@ -61,7 +63,8 @@ class Quantize(FormatOptions):
     @classmethod
     def _default_method(cls, data: Any) -> Any:
         if isinstance(data, dict) and "method" not in data:
-            return {**data, "method": DEFAULTS.get(str(data.get("format")), "rtn")}
+            fallback = "search" if data.get("inputs") == "static" else "rtn"
+            return {**data, "method": DEFAULTS.get(str(data.get("format")), fallback)}
         return data
 
     @model_validator(mode="after")
@@ -69,10 +72,20 @@ class Quantize(FormatOptions):
         method = self.build().quant_method
         if method is None and self.overrides:
             raise ValueError(f"format {self.format!r} is for every layer: leave overrides out, or name another format")
+        if not METHODS[self.method].calibrated:
+            self._refuse_static()
         own = method != "compressed-tensors"
         if own and METHODS[self.method].calibrated:
             raise ValueError(f"format {self.format!r} chooses its own codes, so method {self.method!r} cannot: use rtn")
         return self
+
+    def _refuse_static(self) -> None:
+        for options in (self, *self.overrides):
+            if input_scale_name(options.build().activations):
+                fix = " or ".join(name for name, method in METHODS.items() if method.calibrated)
+                raise ValueError(
+                    f"the inputs of {options.format} need a calibrated scale, which {self.method!r} has not: use {fix}"
+                )
 
     @field_validator("method")
     @classmethod

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from compress.architectures import fused_groups
+from compress.architectures import fused_groups, layer_of
 from compress.checkpoint import Checkpoint, quantization_block
 from compress.errors import CheckpointError, RecipeError
 from compress.modules import Module, modules
 from compress.select import matches, select
 from compress.tensor_file import Spec, TensorInfo
 from compress.writer import ShardPlan, plan_shards
+from quant.activations import input_scale, input_scale_name
 from quant.format import Format
 from quant.scheme import quantization_config
 
@@ -94,6 +95,7 @@ def plan_quantize(
     assignments = _assign(found, fmt, targets, ignore, overrides)
     _check_shapes(assignments)
     _check_fused(assignments)
+    _check_static(assignments)
     _check_tied(assignments)
     outputs, copies = _outputs(checkpoint, assignments, cast=cast)
     config = _config(checkpoint, assignments, cast=cast)
@@ -146,6 +148,23 @@ def _check_fused(assignments: Sequence[Assignment]) -> None:
             raise RecipeError(f"engines fuse {', '.join(group)}: give them the same format, or ignore all of them")
 
 
+def _check_static(assignments: Sequence[Assignment]) -> None:
+    for assignment in assignments:
+        name, fmt = assignment.module.name, assignment.fmt
+        if fmt is None or input_scale_name(fmt.activations) is None:
+            continue
+        if layer_of(name) is None:
+            raise RecipeError(
+                f"{name} lies outside the decoder blocks, so calibration sees no input of it: add it to ignore, or "
+                "give it a format without static inputs"
+            )
+        if ".experts." in name and fmt.options.get("strategy") == "channel":
+            raise RecipeError(
+                f"{name} has static inputs and one scale per channel, which vLLM refuses for experts: set strategy "
+                "to tensor, or inputs to dynamic"
+            )
+
+
 def _check_tied(assignments: Sequence[Assignment]) -> None:
     embeddings = {a.module.tensor: a.module.name for a in assignments if a.module.cls == "Embedding"}
     for assignment in assignments:
@@ -185,8 +204,14 @@ def stored_specs(module: Module, fmt: Format | None) -> dict[str, Spec]:
     """The tensors that hold a module's matrix, by name."""
     if fmt is None:
         return {f"{module.name}.weight": module.weight.spec}
-    layout = fmt.layout(module.shape, module.weight.dtype)
+    layout = fmt.layout(module.shape, module.weight.dtype) | _input_scale(fmt, module.weight.dtype)
     return {f"{module.name}.{suffix}": spec for suffix, spec in layout.items()}
+
+
+def _input_scale(fmt: Format, dtype: torch.dtype) -> dict[str, Spec]:
+    suffix = input_scale_name(fmt.activations)
+    scale = input_scale(fmt.activations or {}, torch.ones(()), dtype)
+    return {} if suffix is None or scale is None else {suffix: Spec(scale.dtype, (1,))}
 
 
 def cast_spec(spec: Spec) -> Spec:

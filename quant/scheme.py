@@ -206,20 +206,20 @@ def _read_group(name: str, entry: Mapping[str, Any], layout: str | None) -> Form
         raise CheckpointError(f"quantization group {name!r} quantizes outputs, which is not read")
     layout = entry.get("format") or layout
     weights = normal_arguments(name, entry.get("weights") or {})
-    fmt = next((fmt for fmt in _readable("compressed-tensors") if _stores(fmt, weights, layout)), None)
-    if fmt is None:
+    known = [fmt for fmt in _readable("compressed-tensors") if _stores(fmt, weights, layout)]
+    if not known:
         raise CheckpointError(
             f"quantization group {name!r} stores {layout} of {_shown(weights)}, which is not read: known formats are "
             f"{', '.join(FORMATS)}"
         )
-    if not entry.get("input_activations"):
-        return replace(fmt, activations=None)
-    activations = normal_arguments(name, entry["input_activations"])
-    if not is_emulated(activations):
+    activations = normal_arguments(name, entry["input_activations"]) if entry.get("input_activations") else None
+    if activations is not None and not is_emulated(activations):
         raise CheckpointError(
             f"quantization group {name!r} has inputs of {_shown(activations)}, which are not emulated"
         )
-    return replace(fmt, activations=activations)
+    # the options of a format with such inputs, where there is one: `inspect` shows them
+    same = [fmt for fmt in known if (fmt.activations and normal_arguments("", fmt.activations)) == activations]
+    return replace((same or known)[0], activations=activations)
 
 
 def normal_arguments(group: str, args: Mapping[str, Any]) -> dict[str, Any]:

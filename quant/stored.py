@@ -16,13 +16,13 @@ from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError, Refused
 from compress.modules import modules
 from compress.tensor_file import Spec, TensorInfo
+from quant.activations import INPUT_SCALES
 from quant.format import Format, dequantize
 from quant.formats import FORMATS, make_format
 from quant.scheme import formats_of
 
 __all__ = ["Stored", "StoredModule", "sort_tensors"]
 
-INPUT_SCALES = ("input_scale", "input_global_scale")
 KV_SCALES = ("k_scale", "v_scale", "q_scale", "k_global_scale", "v_global_scale")
 NOT_READ = ("weight_g_idx", "weight_zero_point", "weight_scale_inv", "input_zero_point", "output_scale")
 # how a file states (O, I) where a packed weight does not show it

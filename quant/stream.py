@@ -1,7 +1,7 @@
 """Data-free quantization: read a run of rows, round it, write it at its place.
 
 Memory holds one run of the source and its codes, whatever the model's size. Formats whose scale needs the largest
-magnitude of more than a run (per tensor, or over layers that engines fuse) read those weights once more beforehand.
+magnitude over layers that engines fuse read those weights once more beforehand.
 """
 
 from collections.abc import Iterator
@@ -81,10 +81,8 @@ def _quantize_group(
     group: list[Assignment], kernel: Kernel, device: torch.device, writer: ShardWriter, advance: Advance
 ) -> None:
     """Modules that share one format, and where the format has one, its scale over all of them."""
-    scope = kernel.fmt.absmax_scope
-    fused = _absmax(group, device) if scope == "fused" else None
+    absmax = _absmax(group, device) if kernel.fmt.absmax_scope else None
     for assignment in group:
-        absmax = _absmax([assignment], device) if scope == "tensor" else fused
         try:
             for suffix, tensor in _quantized(assignment.module, kernel, absmax, device, advance):
                 writer.append(f"{assignment.module.name}.{suffix}", tensor)

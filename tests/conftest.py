@@ -11,9 +11,17 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GptOssConfig,
     LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Phi3Config,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -32,12 +40,35 @@ SIZES = {
     "pad_token_id": 2,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+LATENT = {  # DeepSeek's attention; the first layer is dense, the second has shared and routed experts
+    "q_lora_rank": 64,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+}
 CONFIGS = {
     "llama": lambda: LlamaConfig(**SIZES, tie_word_embeddings=True),
     "llama-untied": lambda: LlamaConfig(**SIZES, tie_word_embeddings=False),
     "qwen2": lambda: Qwen2Config(**SIZES, tie_word_embeddings=True),
     "qwen3": lambda: Qwen3Config(**SIZES, tie_word_embeddings=False),
     "qwen3-moe": lambda: Qwen3MoeConfig(**SIZES, **EXPERTS, tie_word_embeddings=False),
+    "mistral": lambda: MistralConfig(**SIZES, sliding_window=16),
+    "gemma2": lambda: Gemma2Config(**SIZES, sliding_window=16, query_pre_attn_scalar=32),
+    "gemma3": lambda: Gemma3TextConfig(**SIZES, sliding_window=16, query_pre_attn_scalar=32),
+    "phi3": lambda: Phi3Config(**SIZES, original_max_position_embeddings=512),
+    "mixtral": lambda: MixtralConfig(**SIZES, **LOCAL_EXPERTS),
+    "qwen2-moe": lambda: Qwen2MoeConfig(**SIZES, **EXPERTS, shared_expert_intermediate_size=64),
+    "gpt-oss": lambda: GptOssConfig(**SIZES, **LOCAL_EXPERTS, sliding_window=16),
+    "deepseek-v3": lambda: DeepseekV3Config(**(SIZES | {"num_key_value_heads": 4}), **LATENT),
 }
 
 

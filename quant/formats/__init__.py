@@ -13,8 +13,7 @@ from quant.formats.fp8 import fp8
 from quant.formats.fp8_block import fp8_block
 from quant.formats.int4 import int4
 from quant.formats.int8 import int8
-from quant.formats.mxfp4 import mxfp4
-from quant.formats.mxfp8 import mxfp8
+from quant.formats.mx import mxfp4, mxfp8
 from quant.formats.nf4 import nf4
 from quant.formats.nvfp4 import nvfp4
 
@@ -48,9 +47,12 @@ EXPONENT = Option(
 FORMATS: Mapping[str, FormatFamily] = {
     "bf16": FormatFamily("bfloat16, a cast", bf16),
     "fp8": FormatFamily(
-        "FP8 E4M3 weights, inputs FP8 per token (W8A8)",
+        "FP8 E4M3 weights, inputs FP8 per token or with a calibrated scale (W8A8)",
         fp8,
-        {"strategy": Option("channel", ("channel", "tensor"), "weights that share one scale")},
+        {
+            "strategy": Option("channel", ("channel", "tensor"), "weights that share one scale"),
+            "inputs": Option("dynamic", ("dynamic", "static"), "their scale: per token, or one that is calibrated"),
+        },
     ),
     "fp8-block": FormatFamily("FP8 E4M3 weights in 128x128 blocks, inputs FP8 per token and 128 columns", fp8_block),
     "int8": FormatFamily("INT8 weights per channel, inputs INT8 per token (W8A8)", int8),
@@ -72,7 +74,11 @@ FORMATS: Mapping[str, FormatFamily] = {
         mxfp8,
         {"activations": Option(True, (True, False), "inputs in MXFP8 too (W8A8)"), "exponent": EXPONENT},
     ),
-    "nvfp4": FormatFamily("NVFP4 weights, 16-bit inputs (W4A16)", nvfp4),
+    "nvfp4": FormatFamily(
+        "NVFP4 weights, 16-bit or NVFP4 inputs",
+        nvfp4,
+        {"activations": Option(False, (False, True), "inputs in NVFP4 too (W4A4), with a calibrated scale")},
+    ),
     "nf4": FormatFamily("NF4 weights in blocks of 64, 16-bit inputs, through bitsandbytes", nf4),
     "bnb-int8": FormatFamily("INT8 weights per channel, LLM.int8() inputs, through bitsandbytes", bnb_int8),
 }

@@ -1,8 +1,10 @@
-"""FP8 E4M3 weights with one scale per output channel or per tensor, and inputs scaled per token at run time.
+"""FP8 E4M3 weights with one scale per output channel or per tensor; inputs scaled per token at run time, or statically.
 
 W~ = scale * code with scale = absmax / 448. Stored as compressed-tensors' `float-quantized`: `weight` float8_e4m3fn
 (O, I) and `weight_scale` in the source's dtype, (O, 1) or (1,). The scale is rounded to that dtype before the codes
-are computed, so that the codes fit the scale an engine reads. Static input scales need calibration and are left out.
+are computed, so that the codes fit the scale an engine reads. A scale per tensor spans all layers that an engine fuses
+into one matrix, because vLLM rounds them anew to the largest of their scales. Static inputs have one calibrated scale
+per tensor, stored as `input_scale` in the source's dtype, (1,); for experts, vLLM wants weights per tensor with them.
 """
 
 from functools import partial
@@ -18,17 +20,24 @@ from quant.packing import pack_float8, unpack_bytes
 __all__ = ["fp8"]
 
 
-def fp8(*, strategy: str) -> Format:
-    """FP8 with `strategy` "channel" or "tensor"; the inputs are dynamic per token either way."""
+def fp8(*, strategy: str, inputs: str) -> Format:
+    """FP8 with weights by `strategy` "channel" or "tensor", and `inputs` "dynamic" per token or "static" per tensor."""
+    static = inputs == "static"
     per_tensor = strategy == "tensor"
     return Format(
         name="fp8",
-        options={"strategy": strategy},
+        options={"strategy": strategy, "inputs": inputs},
         layout_name="float-quantized",
         weights={"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True, "dynamic": False},
-        activations={"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True},
+        activations={
+            "num_bits": 8,
+            "type": "float",
+            "strategy": "tensor" if static else "token",
+            "symmetric": True,
+            "dynamic": not static,
+        },
         block=(None, None) if per_tensor else (1, None),
-        absmax_scope="tensor" if per_tensor else None,
+        absmax_scope="fused" if per_tensor else None,
         choose=_choose_tensor if per_tensor else _choose_channel,
         encode=_encode,
         decode=_decode,
@@ -45,7 +54,7 @@ def _choose_channel(weight: Tensor, absmax: Tensor | None) -> Scales:
 
 def _choose_tensor(weight: Tensor, absmax: Tensor | None) -> Scales:
     if absmax is None:
-        raise ValueError("fp8 with strategy=tensor needs absmax, the largest magnitude of the whole tensor")
+        raise ValueError("fp8 with strategy=tensor needs absmax, the largest magnitude of the weights that are fused")
     return Scales(absmax_scale(absmax.float().reshape(1), E4M3_MAX, weight.dtype))
 
 

@@ -1,10 +1,11 @@
-"""NVFP4: E2M1 weights in groups of 16, an E4M3 scale per group and one float32 divisor; 16-bit inputs.
+"""NVFP4: E2M1 weights in groups of 16, an E4M3 scale per group and one float32 divisor; 16-bit or NVFP4 inputs.
 
 W~ = code * (scale / gs) with gs = 448 * 6 / absmax and scale = e4m3(absmax16 / 6 * gs). `absmax` is that of all layers
 an engine fuses into one matrix (q, k, v; gate, up), because it keeps a single divisor for them. Stored as
 compressed-tensors' `nvfp4-pack-quantized`: `weight_packed` uint8 (O, I/2), the even column in the low half;
 `weight_scale` float8_e4m3fn (O, I/16); `weight_global_scale` float32 (1,). absmax16 / 6 is rounded to the source's
-dtype, as `calculate_qparams` does. NVFP4 inputs need a calibrated scale and are left out.
+dtype, as `calculate_qparams` does. NVFP4 inputs are scaled per group at run time under a calibrated divisor of their
+own, `input_global_scale` float32 (1,).
 """
 
 from collections.abc import Mapping
@@ -25,21 +26,23 @@ SCALE_OF_ZERO = 0.125  # stored where a group's scale rounds to zero, as in comp
 OVERFLOW = 464.0  # E4M3 rounds to 448 up to here
 
 
-def nvfp4() -> Format:
-    """NVFP4 weights."""
+def nvfp4(*, activations: bool) -> Format:
+    """NVFP4 weights, with the inputs in NVFP4 as well if `activations`."""
+    weights = {
+        "num_bits": 4,
+        "type": "float",
+        "strategy": "tensor_group",
+        "group_size": GROUP,
+        "symmetric": True,
+        "dynamic": False,
+        "scale_dtype": "torch.float8_e4m3fn",
+    }
     return Format(
         name="nvfp4",
-        options={},
+        options={"activations": activations},
         layout_name="nvfp4-pack-quantized",
-        weights={
-            "num_bits": 4,
-            "type": "float",
-            "strategy": "tensor_group",
-            "group_size": GROUP,
-            "symmetric": True,
-            "dynamic": False,
-            "scale_dtype": "torch.float8_e4m3fn",
-        },
+        weights=weights,
+        activations={**weights, "dynamic": "local"} if activations else None,
         block=(1, GROUP),
         absmax_scope="fused",
         choose=_choose,

@@ -22,7 +22,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quant.activations import activation_quantizer
+from quant.activations import activation_quantizer, input_scale
 from quant.format import Format
 from quant.methods.blocks import reconstruct
 
@@ -88,6 +88,11 @@ def _error(weight: Tensor, fmt: Format, importance: Tensor, factor: Tensor, dtyp
 def _input_noise(weight: Tensor, fmt: Format, inputs: Tensor, factor: Tensor) -> Tensor:
     """(O,) the same from rounding the inputs."""
     assert fmt.activations is not None
+    if not bool(inputs.any()):
+        return weight.new_zeros(len(weight))
     scaled = inputs / factor
-    noise = activation_quantizer(fmt.activations)(scaled).nan_to_num() - scaled  # a token that is all zero has no scale
+    rounding = activation_quantizer(
+        fmt.activations, scale=input_scale(fmt.activations, scaled.abs().amax(), inputs.dtype)
+    )
+    noise = rounding(scaled).nan_to_num() - scaled  # a token that is all zero has no scale
     return (noise @ (weight * factor).t()).square().mean(dim=0)

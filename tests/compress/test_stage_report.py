@@ -43,6 +43,26 @@ def test_sections():
     assert stage_sections({"stages": [{"summary": "quantize", "report": {}}]}) == []
 
 
+def test_experts_that_saw_few_tokens_are_listed_the_rarest_first():
+    blocks = [
+        {"block": "model.layers.0", "layers": {}, "expert_tokens": {"a.experts.0": 64, "a.experts.1": 63}},
+        {"block": "model.layers.1", "layers": {}, "expert_tokens": {"b.experts.0": 0, "b.experts.1": 500}},
+    ]
+    run = {"stages": [{"summary": "quantize to int4 (gptq)", "report": {"expert_floor": 64, "blocks": blocks}}]}
+    assert stage_sections(run) == [
+        Section(
+            "Experts seldom chosen: quantize to int4 (gptq)",
+            "The router sent fewer than 64 calibration tokens to 2 of 4 experts. Each expert is shown at least 64 "
+            "tokens of every batch, others of the batch where the router sends fewer, so it is calibrated on inputs of "
+            "its layer all the same. More calibration samples make this rarer.",
+            ("expert", "tokens"),
+            [("b.experts.0", "0"), ("a.experts.1", "63")],
+        )
+    ]
+    blocks[0]["expert_tokens"], blocks[1]["expert_tokens"] = {"a.experts.0": 64}, {}
+    assert stage_sections(run) == []
+
+
 def test_pictures_say_their_numbers():
     assert "from 0.5000 to 0.2500 at step 10" in learning(CURVE, name="distil")
     drawn = steps({"text": [7.5, -5.0, 0.5], "math": [10.0, -6.0, None]}, ["prune", "distil", "quantize"])

@@ -11,8 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from compress import walk_block
 from compress.architectures import fused_groups
+from compress.checkpoint import Checkpoint
+from compress.writer import write_json
+from quant.calibrated import Calibration, run_calibrated
 from quant.format import Format, quantize
+from quant.plan import QuantizePlan, plan_quantize
 from quant.scheme import quantization_config
 
 # what is quantized, by the last part of its name
@@ -31,8 +36,7 @@ def write_quantized(source: Path, out: Path, fmt_of: Callable[[str], Format | No
         fused = torch.stack([weights[f"{name}.weight"].abs().max().float() for name in group]).max()
         for name in (name for name in group if formats[name]):
             weight = weights[f"{name}.weight"]
-            absmax = fused if formats[name].absmax_scope == "fused" else weight.abs().max().float()
-            stored = quantize(weight, formats[name], absmax)
+            stored = quantize(weight, formats[name], fused)
             tensors |= {f"{name}.{suffix}": tensor.contiguous() for suffix, tensor in stored.items()}
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((out / "config.json").read_text())
@@ -74,6 +78,40 @@ def quantized(
         return write_quantized(source, tmp_path / "quantized", choose)
 
     return write
+
+
+def calibration(count: int = 8, length: int = 32) -> torch.Tensor:
+    return torch.randint(3, 128, (count, length), generator=torch.Generator().manual_seed(0))
+
+
+def plan_for(directory: Path, fmt: Format, ignore: Sequence[str] = ("lm_head",)) -> QuantizePlan:
+    return plan_quantize(Checkpoint.open(directory), fmt, targets=("Linear",), ignore=ignore, max_shard_size=1 << 40)
+
+
+@pytest.fixture
+def calibrated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Path, list[dict[str, Any]]]]:
+    """run(directory, fmt, method, out) -> a whole checkpoint in `out`, and the reports."""
+    monkeypatch.setattr(walk_block, "BATCH_TOKENS", 64)
+
+    def run(
+        directory: Path,
+        fmt: Format,
+        method: str,
+        out: Path,
+        *,
+        advance: Callable[[int], None] = lambda done: None,
+        ignore: Sequence[str] = ("lm_head",),
+    ) -> tuple[Path, list[dict[str, Any]]]:
+        plan = plan_for(directory, fmt, ignore)
+        out.mkdir(parents=True)
+        wanted = Calibration(method, calibration(), out.parent / "journal")
+        reports = run_calibrated(plan, wanted, out, torch.device("cpu"), advance)
+        write_json(out / "config.json", plan.config)
+        for file in plan.checkpoint.side_files:
+            shutil.copy(directory / file, out / file)
+        return out, reports
+
+    return run
 
 
 @pytest.fixture(scope="session")

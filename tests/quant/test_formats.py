@@ -172,7 +172,7 @@ def test_shapes_that_do_not_fit(name, options, columns, problem):
     "name, options, message",
     [
         ("fp9", {}, "format 'fp9' is unknown, did you mean 'fp8'?; known: " + ", ".join(FORMATS)),
-        ("fp8", {"group_size": 32}, "format 'fp8' has no option 'group_size'; its options: strategy"),
+        ("fp8", {"group_size": 32}, "format 'fp8' has no option 'group_size'; its options: strategy, inputs"),
         ("int4", {"groupsize": 32}, "format 'int4' has no option 'groupsize', did you mean 'group_size'?; its options: "
          "group_size, symmetric"),
         ("int8", {"symmetric": True}, "format 'int8' has no option 'symmetric'; it takes no options"),
