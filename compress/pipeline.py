@@ -5,7 +5,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from compress.manifest import EVIDENCE
 from compress.outlets import check_outlets, show_elsewhere
 from compress.preview import group_layers, preview_record, show_preview
 from compress.progress import say, step
-from compress.recipe import Recipe
+from compress.recipe import Recipe, Stage
 from compress.recipe_file import load_recipe
 from compress.report import headline, result_table
 from compress.source import check_usable, fetch_source, peek_source
@@ -50,6 +50,8 @@ class Job:
     places: Places
     plans: list[StagePlan]
     sets: list[SampleSet]
+    place: Place
+    stages: tuple[Stage, ...]
 
 
 def run(
@@ -70,7 +72,7 @@ def run(
         return 0
     baseline = hash_side(job.source.path, "the source", links=True)
     with staging(job.places, _key(job, baseline.manifest.digest)) as folder:
-        stages = [_run_stage(plan, job.recipe) for plan in job.plans]
+        job, stages = _run_stages(job)
         variant = job.plans[-1].result.path
         judgement = judge(job.recipe, job.sets, baseline, variant, folder / "evaluation")
         record = _record(job, stages, judgement, time.monotonic() - started)
@@ -114,7 +116,7 @@ def _plan(name: str, overrides: Sequence[str], *, overwrite: bool, weights: bool
     check_output(places, source.path, sum(plan.shards.nbytes for plan in plans), overwrite=overwrite)
     check_tasks(recipe)
     command = shlex.join(["compress", "run", f"recipe={name}", *overrides])
-    return Job(recipe, command, source, places, plans, sets)
+    return Job(recipe, command, source, places, plans, sets, place, recipe.stages)
 
 
 def _key(job: Job, source: str) -> dict[str, object]:
@@ -128,6 +130,23 @@ def _key(job: Job, source: str) -> dict[str, object]:
         "shards": job.recipe.max_shard_size,
         "evaluated": evaluated,
     }
+
+
+def _run_stages(job: Job) -> tuple[Job, list[dict[str, Any]]]:
+    """Run every stage; the job as it came to be where a choice was left to the data, and the entries of run.json."""
+    entries = []
+    for i in range(len(job.plans)):
+        plan = job.plans[i]
+        found: list[dict[str, Any]] = []
+        if plan.decide is not None:
+            with step(f"{plan.name}: which split", plan.source.nbytes) as advance:
+                options, found = plan.decide(resolve_device(job.recipe.device), advance)
+            stages = list(job.stages)
+            stages[i] = stages[i].model_copy(update={plan.name: options})
+            job = replace(job, stages=tuple(stages), plans=plan_stages(stages, job.source, job.place))
+        entry = _run_stage(job.plans[i], job.recipe)
+        entries.append(entry | ({"search": found} if found else {}))
+    return job, entries
 
 
 def _run_stage(plan: StagePlan, recipe: Recipe) -> dict[str, Any]:

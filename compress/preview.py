@@ -125,12 +125,12 @@ def show_preview(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan],
 
 
 def _candidates(rows: Sequence[Mapping[str, str]]) -> Table:
-    """What could be made, the source first, then what will be made, then the nearest others."""
-    table = _narrow("candidates: source, chosen, nearest")
+    """What could be made, the source first, then what will be made or tried, then the nearest others."""
+    table = _narrow("candidates")
     for heading in rows[0]:
         table.add_column(heading, justify="right", no_wrap=True)
-    for i, row in enumerate(rows):
-        table.add_row(*row.values(), style="bold" if i == 1 else "")
+    for row in rows:
+        table.add_row(*row.values(), style="bold" if row.get("") in ("chosen", "tried") else "")
     return table
 
 

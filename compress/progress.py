@@ -10,18 +10,20 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
+    ProgressColumn,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
-__all__ = ["Advance", "console", "say", "step"]
+__all__ = ["Advance", "console", "say", "step", "watched"]
 
 Advance = Callable[[int], None]  # called with units of work as they are done
 
 console = Console(stderr=True, highlight=False)
 EVERY = 0.1  # fraction between lines where there is no terminal
+WINDOW = 1800  # seconds that the remaining time is estimated from, where a unit can take minutes
 
 
 def say(text: str) -> None:
@@ -33,22 +35,29 @@ def say(text: str) -> None:
 def step(text: str, total: int) -> Iterator[Advance]:
     """A bar over `total` units of work; yields `advance(units)`."""
     if console.is_terminal:
-        with _bar() as bar:
+        with _bar(BarColumn(), TaskProgressColumn(show_speed=True), TimeElapsedColumn(), TimeRemainingColumn()) as bar:
             task = bar.add_task(text, total=total)
             yield lambda amount: bar.advance(task, amount)
     else:
         yield _lines(text, total)
 
 
-def _bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(show_speed=True),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    )
+@contextmanager
+def watched(text: str, total: int) -> Iterator[Callable[[int, str], None]]:
+    """A second bar inside a step, for work that is followed by its figures; yields `show(units done in all, figures)`.
+
+    Nothing is shown where there is no terminal: `say` there what a log should keep.
+    """
+    if not console.is_terminal:
+        yield lambda done, figures: None
+        return
+    with _bar(BarColumn(12), TimeRemainingColumn(), TextColumn("{task.fields[figures]}"), window=WINDOW) as bar:
+        task = bar.add_task(text, total=total, figures="")
+        yield lambda done, figures: bar.update(task, completed=done, figures=figures)
+
+
+def _bar(*columns: ProgressColumn, window: float = 30) -> Progress:
+    return Progress(TextColumn("{task.description}"), *columns, console=console, speed_estimate_period=window)
 
 
 def _lines(text: str, total: int) -> Advance:

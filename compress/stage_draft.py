@@ -13,7 +13,8 @@ import torch
 
 from compress.checkpoint import Checkpoint
 from compress.progress import Advance, say
-from compress.stage_distill import learn
+from compress.stage_distill import check_top_k
+from compress.stage_learn import Work, learn, load_teacher
 from compress.stage_plan import Place, StagePlan, planned_tensors
 from compress.writer import ShardWriter, plan_shards
 from distill.options import Draft
@@ -28,16 +29,18 @@ def plan_draft(options: Draft, source: Checkpoint, target: Path, place: Place) -
     """The same tensors; the draft comes on top.
 
     Raises:
-        RecipeError: more layers than the target has.
+        RecipeError: more layers than the target has, or top_k above its vocabulary.
     """
     from distill.draft import kept_layers  # brings the model code
 
+    check_top_k(options.distill, source, source)
     kept_layers(int(source.text_config["num_hidden_layers"]), options.layers)
     shards = plan_shards(source.specs, place.max_shard_size)
 
     def write(directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
         journal = target.with_name(f"{target.name}.journal")
-        report = _make(options, source, place, directory / DRAFT, (journal, device, advance))
+        work = Work(journal, device, advance, source.nbytes)
+        report = _make(options, source, place, directory / DRAFT, work)
         with ShardWriter(directory, shards) as writer:
             for name, info in source.tensors.items():
                 copy_tensor(name, info, info.dtype, writer, lambda _: None)
@@ -55,9 +58,7 @@ def plan_draft(options: Draft, source: Checkpoint, target: Path, place: Place) -
     )
 
 
-def _make(
-    options: Draft, source: Checkpoint, place: Place, folder: Path, where: tuple[Path, torch.device, Advance]
-) -> dict[str, Any]:
+def _make(options: Draft, source: Checkpoint, place: Place, folder: Path, work: Work) -> dict[str, Any]:
     """Cut, distil, measure and write the draft."""
     from distill.draft import build_draft
     from distill.speculation import speculate
@@ -65,15 +66,16 @@ def _make(
 
     code = place.trust_remote_code
     loaded = load_model(source.path, trust_remote_code=code)
-    draft = build_draft(loaded.model, options.layers, options.ffn).to(where[1])  # type: ignore[arg-type]
+    draft = build_draft(loaded.model, options.layers, options.ffn).to(work.device)  # type: ignore[arg-type]
     whole = sum(parameter.numel() for parameter in loaded.model.parameters())
     tokenizer = loaded.tokenizer
     del loaded
-    found = learn(options.distill, (draft, tokenizer), source, place, where)
+    found = learn(options.distill, (draft, tokenizer), source, place, work)
     say("measuring what the draft guesses right")
     prompts = found.held_out[: options.prompts, : options.prompt_tokens]
     draft.eval()
-    speculation = speculate(found.teacher, draft.to(found.teacher.dtype), prompts, options.new_tokens)
+    target = load_teacher(source, place, work.device).model
+    speculation = speculate(target, draft.to(target.dtype), prompts, options.new_tokens)
     draft.to(torch.bfloat16).save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)

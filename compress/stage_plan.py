@@ -40,6 +40,8 @@ class StagePlan:
     memory   bytes it holds beside a few tensors: models that are trained
     write    fills the shards into a directory; returns what was found out on the way, for run.json
     candidates  what else was looked at when planning, a row of named cells each, the source first; may be empty
+    decide   where the data decide what is done: finds the stage's options without a choice left, with which the run
+             plans anew, and what run.json keeps of how; tells its progress in bytes of the source
     """
 
     name: str
@@ -51,6 +53,7 @@ class StagePlan:
     write: Callable[[Path, torch.device, Advance], dict[str, Any]]
     memory: int = 0
     candidates: Sequence[Mapping[str, str]] = ()
+    decide: Callable[[torch.device, Advance], tuple[Any, list[dict[str, Any]]]] | None = None
 
 
 @dataclass(frozen=True)

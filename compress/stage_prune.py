@@ -1,17 +1,23 @@
 """The prune stage: planned from headers; the code that calibrates is loaded when it runs."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from compress.architectures import layer_of
+from compress.calibration_options import Calibration
 from compress.checkpoint import Checkpoint
+from compress.errors import InputError
 from compress.modules import modules
 from compress.progress import Advance
 from compress.stage_plan import LayerRow, Place, StagePlan, planned_tensors
-from prune.options import Prune
+from prune.dims import AXES, Dims
+from prune.options import Prune, Search
 from prune.plan import PrunePlan, plan_prune
+from prune.target import Target
 
 __all__ = ["plan_prune_stage"]
 
@@ -22,17 +28,33 @@ def plan_prune_stage(options: Prune, source: Checkpoint, target: Path, place: Pl
     Raises:
         InputError: a target that no legal dims meet, an axis that the model does not have.
     """
-    plan = plan_prune(
-        source, options.axes, options.goal(), round_to=options.round_to, max_shard_size=place.max_shard_size
-    )
+    most = options.search.candidates if options.search else 1
+    plan = _plan(options, options.goal(), source, place, most)
+    journal = target.with_name(f"{target.name}.journal")
+
+    def decide(device: torch.device, advance: Advance) -> tuple[Prune, list[dict[str, Any]]]:
+        from prune.run import How  # brings the model code, which planning does not need
+        from prune.search import search_splits
+
+        assert options.search is not None
+        tokens, held_out = _searched(options.calibration, options.search, source, place)
+        plans = [_plan(options, _changed(tried.dims, plan.before), source, place, 1) for tried in plan.tried]
+        how = How(options.method, options.layer_score, tokens, journal, place.trust_remote_code)
+        folder = target.with_name(f"{target.name}.search")
+        found = search_splits(plans, how, held_out, folder, device, lambda done: advance(done // len(plans)))
+        best = _changed(found[0].plan.after, plan.before)
+        dims = {AXES[axis][0]: size for axis, size in best.items()}
+        rows = [{**each.plan.after, "parameters": each.plan.params, "kl": each.kl} for each in found]
+        return options.model_copy(update={"target": dims, "search": None}), rows
 
     def write(directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
-        from prune.run import How, run_prune  # brings the model code, which planning does not need
+        from prune.run import How, run_prune
 
         tokens = place.calibration_tokens(options.calibration, source)
-        journal = target.with_name(f"{target.name}.journal")
         how = How(options.method, options.layer_score, tokens, journal, place.trust_remote_code)
-        return run_prune(plan, how, directory, device, advance)
+        report = run_prune(plan, how, directory, device, advance)
+        shutil.rmtree(journal, ignore_errors=True)
+        return report
 
     return StagePlan(
         name="prune",
@@ -43,7 +65,33 @@ def plan_prune_stage(options: Prune, source: Checkpoint, target: Path, place: Pl
         layers=_rows(plan),
         write=write,
         candidates=plan.table(),
+        decide=decide if plan.tried else None,
     )
+
+
+def _plan(options: Prune, goal: Target | Dims, source: Checkpoint, place: Place, most: int) -> PrunePlan:
+    size = place.max_shard_size
+    return plan_prune(source, options.axes, goal, round_to=options.round_to, max_shard_size=size, most=most)
+
+
+def _changed(dims: Dims, before: Dims) -> Dims:
+    return {axis: size for axis, size in dims.items() if size != before[axis]}
+
+
+def _searched(wanted: Calibration, search: Search, source: Checkpoint, place: Place) -> tuple[Tensor, Tensor]:
+    """Tokens to calibrate the tried ones on and others to judge them on, both (N, T), a sequence between them left out.
+
+    Raises:
+        InputError: too few.
+    """
+    count = search.samples + 1 + search.held_out
+    tokens = place.calibration_tokens(wanted.model_copy(update={"samples": count}), source)
+    if len(tokens) < search.held_out + 2:
+        raise InputError(
+            f"the calibration texts hold {len(tokens)} sequences of {wanted.length} tokens, too few to hold out "
+            f"{search.held_out} for the search: lower search.held_out or calibration.length"
+        )
+    return tokens[: -search.held_out - 1], tokens[-search.held_out :]
 
 
 def _rows(plan: PrunePlan) -> list[LayerRow]:

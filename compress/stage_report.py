@@ -5,6 +5,7 @@ run.json then holds
     stages[].report.curve   of a distill stage: step, kl (held out, nats per token), loss (mean since the entry before)
     stages[].report.blocks[].expert_tokens   of a calibrated quantize stage: tokens the router sent to each expert
     stages[].report.expert_floor             tokens of each batch that every expert is shown at least
+    stages[].search         of a stage that tried several sizes, best first: a row each of dims, parameters and kl
     stages[].report.draft   of a draft stage: what `distill.speculation.speculate` measured, and both sizes
     waterfall               where each stage was judged: name, stage (its summary), metrics: id, kind, loss, margin;
                             losses from the source up to and with that stage, null where nothing was computed
@@ -33,6 +34,7 @@ def curves(run: Mapping[str, Any]) -> dict[str, Sequence[Mapping[str, float]]]:
 def stage_sections(run: Mapping[str, Any]) -> list[Section]:
     """The parts of a report, none where run.json has nothing of the kind."""
     found = [_waterfall(run["waterfall"])] if run.get("waterfall") else []
+    found += [_search(stage["summary"], stage["search"]) for stage in run["stages"] if "search" in stage]
     found += [_curve(summary, curve) for summary, curve in curves(run).items()]
     found += [part for stage in run["stages"] for part in _experts(stage["summary"], stage.get("report", {}))]
     drafts = [stage["report"]["draft"] for stage in run["stages"] if "draft" in stage.get("report", {})]
@@ -78,6 +80,15 @@ def _experts(summary: str, report: Mapping[str, Any]) -> list[Section]:
     )
     rows: list[tuple[str, ...]] = [(name, str(n)) for n, name in few[:RAREST]]
     return [Section(f"Experts seldom chosen: {summary}", text, ("expert", "tokens"), rows)]
+
+
+def _search(summary: str, found: Stages) -> Section:
+    text = (
+        "Every row was pruned on part of the calibration texts and scored by KL from its source, in nats per token, on "
+        "others; the first was then made."
+    )
+    rows = [tuple(f"{cell:.4f}" if key == "kl" else f"{cell:,}" for key, cell in row.items()) for row in found]
+    return Section(f"Split: {summary}", text, tuple(found[0]), rows)
 
 
 def _draft(draft: Mapping[str, Any]) -> Section:

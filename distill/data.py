@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from compress.errors import InputError
+from distill.losses import TopK
 from distill.schedule import mixed_order
 
 __all__ = ["Data", "Rows", "Source", "TokenText", "build_data", "pack"]
@@ -38,13 +39,22 @@ class Source:
 
 @dataclass(frozen=True)
 class Rows:
-    """ids (N, T) int64; learnt (N, T) bool, whether the token at a place is predicted. The first of a row never is."""
+    """ids (N, T) int64; learnt (N, T) bool, whether the token at a place is predicted. The first of a row never is.
+
+    top  (N, T, …) what a teacher said beforehand about the token after each place
+    """
 
     ids: Tensor
     learnt: Tensor
+    top: TopK | None = None
 
     def __getitem__(self, places: Tensor) -> "Rows":
-        return Rows(self.ids[places], self.learnt[places])
+        return Rows(self.ids[places], self.learnt[places], None if self.top is None else self.top[places])
+
+    def to(self, device: torch.device) -> "Rows":
+        """The same on a device."""
+        top = None if self.top is None else self.top.to(device)
+        return Rows(self.ids.to(device), self.learnt.to(device), top)
 
     @property
     def tokens(self) -> int:

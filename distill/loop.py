@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from compress.errors import Diverged, InputError
 from distill.data import Data
 from distill.losses import Loss
-from distill.pair import Student, Teacher
+from distill.pair import Recorded, Student, Teacher, Teaches
 from distill.schedule import Schedule, learning_rate
 from distill.state import Progress, restore, save, save_best
 
@@ -44,7 +44,7 @@ class _Run:
     accelerator: Accelerator
     model: torch.nn.Module  # the student as prepared
     student: Student
-    teacher: Teacher
+    teacher: Teaches
     optimizer: torch.optim.Optimizer
     data: Data
     schedule: Schedule
@@ -54,7 +54,7 @@ class _Run:
 
 def train(
     student: PreTrainedModel,
-    teacher: PreTrainedModel,
+    teacher: PreTrainedModel | None,
     data: Data,
     plan: tuple[Loss, Schedule, Stop],
     folder: Path,
@@ -64,6 +64,7 @@ def train(
 
     Args:
         student: float32; it is left in its last state, not its best.
+        teacher: None where the rows bring what it said.
         data: the same on every rank.
         told: called after each update with the progress and the tokens learnt since the call before.
 
@@ -72,7 +73,7 @@ def train(
         InputError: a batch that the ranks cannot share evenly.
     """
     loss, schedule, stop = plan
-    run = _prepare(student, Teacher(teacher), data, (loss, schedule), folder)
+    run = _prepare(student, Teacher(teacher) if teacher else Recorded(), data, (loss, schedule), folder)
     progress = restore(run.accelerator, folder)
     if not progress.curve:
         _evaluate(run, progress)
@@ -85,7 +86,7 @@ def train(
     return progress
 
 
-def _prepare(student: PreTrainedModel, teacher: Teacher, data: Data, plan: tuple[Loss, Schedule], folder: Path) -> _Run:
+def _prepare(student: PreTrainedModel, teacher: Teaches, data: Data, plan: tuple[Loss, Schedule], folder: Path) -> _Run:
     loss, schedule = plan
     device = student.device
     accelerator = Accelerator(mixed_precision=_precision(schedule, device), cpu=device.type == "cpu")
@@ -135,10 +136,9 @@ def _accumulate(run: _Run, mine: Tensor, tokens: int) -> float:
     parts = torch.split(mine, run.schedule.micro_batch)
     sums = torch.zeros((), device=run.accelerator.device)
     for i, part in enumerate(parts):
-        rows = run.data.train[part]
+        rows = run.data.train[part].to(run.accelerator.device)
         with contextlib.nullcontext() if i + 1 == len(parts) else run.accelerator.no_sync(run.model):
-            ids, learnt = rows.ids.to(run.accelerator.device), rows.learnt.to(run.accelerator.device)
-            loss = run.model(ids, learnt, run.teacher, run.loss) / max(1, tokens)
+            loss = run.model(rows, run.teacher, run.loss) / max(1, tokens)
             run.accelerator.backward(loss * ranks)  # ranks' gradients are averaged
             sums += loss.detach()
     return float(run.accelerator.reduce(sums, "sum"))

@@ -4,10 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from compress.calibration_options import Calibration
 from distill.losses import Loss
 from distill.schedule import Schedule
 
-__all__ = ["Distill", "Draft", "LossOptions", "Mix", "Training"]
+__all__ = ["Distill", "Draft", "LossOptions", "Mix", "Training", "WarmStart"]
 
 STRICT = ConfigDict(frozen=True, extra="forbid")
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -77,13 +78,26 @@ class Training(BaseModel):
         return Schedule(**given)
 
 
+class WarmStart(BaseModel):
+    """Before the training: `steps` updates of each block alone, of `batch` sequences, towards the teacher's block."""
+
+    model_config = STRICT
+
+    steps: int = Field(default=20, gt=0)
+    batch: int = Field(default=4, gt=0)
+    learning_rate: float = Field(default=1e-4, gt=0, lt=1)
+    calibration: Calibration = Calibration()
+
+
 class Distill(BaseModel):
     """One distillation stage: the stage's input learns to predict as the teacher does.
 
     `teacher` is "source" (what the run started from) or a directory with the same tokenizer. `data: self` has the
-    teacher write `sampled` sequences. With `quantized` the student computes with weights rounded as the quantize stage
-    after it rounds them. `held_out` sequences are never learnt from; every `evaluate_every` steps the KL on them
-    is measured, the best state is what is kept, and `patience` times without a better one end it.
+    teacher write `sampled` sequences. With `top_k` the teacher is asked before the training, and its so many likeliest
+    next tokens are kept on disk; it is not in memory while the student learns. With `quantized` the student computes
+    with weights rounded as the quantize stage after it rounds them. `held_out` sequences are never learnt from; every
+    `evaluate_every` steps the KL on them is measured, the best state is what is kept, and `patience` times without a
+    better one end it.
     """
 
     model_config = STRICT
@@ -92,6 +106,8 @@ class Distill(BaseModel):
     loss: LossOptions = LossOptions()
     data: Mix | Literal["self"] = Mix()
     sampled: int = Field(default=128, gt=1)
+    warm_start: WarmStart | None = None
+    top_k: int | None = Field(default=None, gt=0)
     quantized: bool = False
     training: Training = Training()
     held_out: int = Field(default=16, gt=0)
@@ -118,6 +134,8 @@ class Draft(BaseModel):
     def _legal(self) -> "Draft":
         if self.distill.teacher != "source":
             raise ValueError("a draft learns from the checkpoint that it guesses for: leave distill.teacher out")
+        if self.distill.warm_start or self.distill.quantized:
+            raise ValueError("a draft has other layers than its target: leave distill.warm_start and quantized out")
         if self.prompt_tokens > self.distill.training.length:
             raise ValueError("prompt_tokens is above distill.training.length, of which prompts are the beginning")
         return self

@@ -9,18 +9,30 @@ from compress.calibration_options import Calibration
 from prune.dims import AXES
 from prune.target import Target
 
-__all__ = ["Prune"]
+__all__ = ["Prune", "Search"]
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "KB": 10**3, "MB": 10**6, "GB": 10**9, "MIB": 2**20, "GIB": 2**30}
 METHODS = ("obs", "activation", "random")
 SCORES = ("kl", "cosine")
 
 
+class Search(BaseModel):
+    """How the split of a target between several axes is found: `candidates` are pruned on `samples` calibration
+    sequences and scored by KL from the source on `held_out` others."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    candidates: int = Field(default=4, gt=1)
+    samples: int = Field(default=16, gt=0)
+    held_out: int = Field(default=4, gt=0)
+
+
 class Prune(BaseModel):
     """One pruning stage.
 
     target     {params: -10%}, {params: 120M}, {memory: 200MB}, or dims by their names in config.json
-    axes       what may shrink; those named first give most
+    axes       what may shrink; if there are several, a search finds out how much of each
+    search     null: no search; the axes that are named first give most
     tolerance  how far from the target's size a result may be, as a part of the source's size
     """
 
@@ -32,6 +44,7 @@ class Prune(BaseModel):
     layer_score: str = "kl"
     round_to: int = Field(default=64, gt=0)
     tolerance: str = "1%"
+    search: Search | None = Search()
     calibration: Calibration = Calibration()
 
     @field_validator("axes")

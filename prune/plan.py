@@ -10,8 +10,8 @@ from compress.checkpoint import Checkpoint, quantization_block
 from compress.errors import CheckpointError
 from compress.tensor_file import Spec
 from compress.writer import ShardPlan, plan_shards
-from prune.dims import Dims, check_axis, cut_spec, dims_of, expert_of, pruned_config
-from prune.target import Candidate, Target, candidates_for, choose, exact_dims
+from prune.dims import AXES, Dims, check_axis, cut_spec, dims_of, expert_of, pruned_config
+from prune.target import Candidate, Target, candidates_for, check_reached, exact_dims, splits
 
 __all__ = ["PrunePlan", "drop_layers", "plan_prune"]
 
@@ -25,6 +25,7 @@ class PrunePlan:
     before, after  the dims of the source and of the result
     outputs        every tensor to write
     candidates     the dims that were nearest to the target, the chosen ones first
+    tried          of them those that a search will compare, the chosen ones first; empty where nothing is searched
     """
 
     checkpoint: Checkpoint
@@ -35,20 +36,39 @@ class PrunePlan:
     config: dict[str, Any]
     candidates: Sequence[Candidate]
     source: Candidate
+    tried: Sequence[Candidate] = ()
 
     def cut(self, axis: str) -> bool:
         """Whether an axis shrinks."""
         return axis in self.before and self.after[axis] < self.before[axis]
 
+    @property
+    def params(self) -> int:
+        """Of the result."""
+        return self.candidates[0].params
+
+    def dims(self) -> str:
+        """What is new, in the words of config.json."""
+        return ", ".join(f"{AXES[axis][0]} {size}" for axis, size in self.after.items() if self.cut(axis))
+
     def table(self) -> list[dict[str, str]]:
         """The candidates for people, a row each, the source first."""
-        return [_row(candidate, self.source) for candidate in (self.source, *self.candidates)]
+        dims = [candidate.dims for candidate in self.tried]
+        words = ["tried" if c.dims in dims else "chosen" if c is self.candidates[0] else "" for c in self.candidates]
+        rows = zip(["source", *words], (self.source, *self.candidates), strict=True)
+        return [{"": word} | _row(candidate, self.source) for word, candidate in rows]
 
 
 def plan_prune(
-    checkpoint: Checkpoint, axes: Sequence[str], target: Target | Dims, *, round_to: int, max_shard_size: int
+    checkpoint: Checkpoint,
+    axes: Sequence[str],
+    target: Target | Dims,
+    *,
+    round_to: int,
+    max_shard_size: int,
+    most: int = 1,
 ) -> PrunePlan:
-    """Decide every byte of the output but the values.
+    """Decide every byte of the output but the values; with `most` above 1, for the first of so many to try.
 
     Raises:
         CheckpointError: an axis that the model does not have, or a quantized source.
@@ -59,12 +79,14 @@ def plan_prune(
     before = dims_of(checkpoint)
     for axis in axes if isinstance(target, Target) else target:
         check_axis(checkpoint, axis, before)
+    tried: Sequence[Candidate] = ()
     if isinstance(target, Target):
         found = candidates_for(checkpoint, axes, before, round_to)
-        chosen = choose(found, target, axes)
+        check_reached(found, target, axes)
         wanted = target.wanted(found[0].amount(target.unit))
         near = sorted(found[1:], key=lambda c: abs(c.amount(target.unit) - wanted))[:SHOWN]
-        candidates, source = [chosen, *(c for c in near if c != chosen)], found[0]
+        tried = splits(found, target, axes, most)
+        candidates, source = [*tried, *(c for c in near if c not in tried)], found[0]
     else:
         candidates = [exact_dims(checkpoint, before, target)]
         source = candidates_for(checkpoint, (), before, round_to)[0]
@@ -77,7 +99,8 @@ def plan_prune(
     }
     config = pruned_config(checkpoint, before, after)
     shards = plan_shards(outputs, max_shard_size)
-    return PrunePlan(checkpoint, before, after, outputs, shards, config, candidates, source)
+    compared = tried if len(tried) > 1 else ()
+    return PrunePlan(checkpoint, before, after, outputs, shards, config, candidates, source, compared)
 
 
 def drop_layers(checkpoint: Checkpoint, kept: Sequence[int]) -> Checkpoint:

@@ -25,13 +25,13 @@ from compress.walk import walk
 from compress.walk_journal import Journal
 from compress.walk_model import skeleton
 from compress.writer import ShardWriter
-from prune.depth import choose_layers
+from prune.depth import TOKENS, choose_layers
 from prune.dims import by_expert, expert_of
 from prune.experts import drop_experts, prune_experts
 from prune.plan import PrunePlan, drop_layers
 from prune.widths import prune_widths, readers_of, restore_widths, slice_block
 
-__all__ = ["How", "run_prune"]
+__all__ = ["How", "digest", "run_prune"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class How:
     method             "obs", "activation" or "random"
     layer_score        "kl" or "cosine"
     tokens             (N, T) int64 calibration tokens
-    journal            a folder for finished blocks, kept if the run is killed, removed when it is done
+    journal            a folder for finished blocks, kept if the run is killed, and for the order in which layers go
     trust_remote_code  run Python code that the checkpoint brings
     """
 
@@ -62,18 +62,20 @@ def run_prune(plan: PrunePlan, how: How, directory: Path, device: torch.device, 
         InputError: no calibration tokens, or an activation that is not finite.
         Refused: a weight that is not finite, or a block that cannot be pruned.
     """
-    journal = Journal(how.journal / _key(plan, how), writes=True)
+    journal = Journal(how.journal / digest(plan.checkpoint, how, how.tokens, dict(plan.after)), writes=True)
     kept = [*range(plan.before["layers"])]
     if plan.cut("layers"):
         score = how.layer_score if how.method != "random" else "random"
+        first = how.tokens[: max(1, TOKENS // how.tokens.shape[1])]
+        order = Journal(how.journal / digest(plan.checkpoint, how, first), writes=True)
         model = skeleton(plan.checkpoint, trust_remote_code=how.trust_remote_code)
-        kept = choose_layers(model, how.tokens, plan.after["layers"], score, journal, device)
+        kept = choose_layers(model, first, plan.after["layers"], score, order, device)
     view = drop_layers(plan.checkpoint, kept)
     blocks = []
     if any(plan.cut(axis) for axis in ("ffn", "heads", "kv_groups", "experts")):
         blocks = [*_walk(plan, view, how, journal, device, advance)]
     _write(plan, view, journal, blocks, directory)
-    shutil.rmtree(how.journal, ignore_errors=True)
+    shutil.rmtree(journal.directory, ignore_errors=True)
     counts = [{**block, "kept": {name: len(listed) for name, listed in block["kept"].items()}} for block in blocks]
     return {"method": how.method, "layers": kept, "calibration_tokens": how.tokens.numel(), "blocks": counts}
 
@@ -136,9 +138,9 @@ def _append(writer: ShardWriter, plan: PrunePlan, name: str, tensor: Tensor) -> 
     writer.append(name, tensor.contiguous())
 
 
-def _key(plan: PrunePlan, how: How) -> str:
-    """Names what the results depend on: source, dims, method and calibration tokens."""
-    tokens = hashlib.sha256(how.tokens.contiguous().numpy().tobytes()).hexdigest()
-    stand = [(str(info.path), info.path.stat().st_mtime_ns) for info in plan.checkpoint.tensors.values()]
-    whole = [how.method, how.layer_score, tokens, list(how.tokens.shape), dict(plan.after), stand]
+def digest(checkpoint: Checkpoint, how: How, tokens: Tensor, *more: object) -> str:
+    """Names what results depend on: the source, the method, tokens, and whatever else."""
+    seen = hashlib.sha256(tokens.contiguous().numpy().tobytes()).hexdigest()
+    stand = [(str(info.path), info.path.stat().st_mtime_ns) for info in checkpoint.tensors.values()]
+    whole = [how.method, how.layer_score, seen, list(tokens.shape), *more, stand]
     return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]

@@ -2,7 +2,7 @@
 
 A combination fits when its size is within the tolerance of the target (for `memory`, from below). Of those that fit,
 the axis named last gives up least, then the one before it: `axes: [ffn, layers]` drops a layer only where widths alone
-do not reach the target.
+do not reach the target. Where a search is to decide, some of the others are tried too.
 """
 
 import math
@@ -14,7 +14,7 @@ from compress.checkpoint import Checkpoint
 from compress.errors import RecipeError
 from prune.dims import AXES, Dims, Sizes
 
-__all__ = ["Candidate", "Target", "candidates_for", "choose", "exact_dims"]
+__all__ = ["Candidate", "Target", "candidates_for", "check_reached", "exact_dims", "splits"]
 
 MOST = 0.75  # of an axis is the most that is taken away
 VALIDATES_HEADS = ("llama",)  # families whose configuration refuses heads that do not divide the hidden size
@@ -87,25 +87,40 @@ def legal_heads(checkpoint: Checkpoint, dims: Dims) -> bool:
     return config.get("model_type") not in VALIDATES_HEADS or config["hidden_size"] % dims["heads"] == 0
 
 
-def choose(candidates: Sequence[Candidate], target: Target, axes: Sequence[str]) -> Candidate:
-    """The candidate that fits best.
+def check_reached(candidates: Sequence[Candidate], target: Target, axes: Sequence[str]) -> None:
+    """Refuse a target that nothing comes near.
 
     Raises:
         RecipeError: none fits; names the nearest.
     """
-    source = candidates[0].amount(target.unit)
-    wanted, slack = target.wanted(source), target.tolerance * source
-    above = 0 if target.unit == "memory" else slack
-    smaller = candidates[1:]
-    fitting = [c for c in smaller if -slack <= c.amount(target.unit) - wanted <= above]
-    if fitting:
-        return min(fitting, key=lambda c: _cost(c, candidates[0].dims, axes, abs(c.amount(target.unit) - wanted)))
-    nearest = min(smaller, key=lambda c: abs(c.amount(target.unit) - wanted), default=None)
+    if _ordered(candidates, target, axes):
+        return
+    wanted = target.wanted(candidates[0].amount(target.unit))
+    nearest = min(candidates[1:], key=lambda c: abs(c.amount(target.unit) - wanted), default=None)
     hint = _describe(nearest, candidates[0], target.unit) if nearest else "nothing: no axis has a smaller legal size"
     raise RecipeError(
         f"no legal {' and '.join(axes)} come within {target.tolerance:.1%} of {target.unit} {wanted:,.0f}: "
         f"the nearest is {hint}; change the target, tolerance, round_to or axes"
     )
+
+
+def splits(candidates: Sequence[Candidate], target: Target, axes: Sequence[str], most: int) -> list[Candidate]:
+    """Candidates that fit, at most so many, evenly from the one whose later axes give least to the one where most."""
+    best: dict[tuple[int, ...], Candidate] = {}  # sizes of the later axes -> the nearest to the target
+    for candidate in _ordered(candidates, target, axes):
+        best.setdefault(tuple(candidate.dims[axis] for axis in axes[1:]), candidate)
+    found = [*best.values()]
+    places = [round(i * (len(found) - 1) / max(1, most - 1)) for i in range(most)]
+    return [found[place] for place in dict.fromkeys(places)] if found else []
+
+
+def _ordered(candidates: Sequence[Candidate], target: Target, axes: Sequence[str]) -> list[Candidate]:
+    """Those that fit, the best first."""
+    source = candidates[0].amount(target.unit)
+    wanted, slack = target.wanted(source), target.tolerance * source
+    above = 0 if target.unit == "memory" else slack
+    fitting = [c for c in candidates[1:] if -slack <= c.amount(target.unit) - wanted <= above]
+    return sorted(fitting, key=lambda c: _cost(c, candidates[0].dims, axes, abs(c.amount(target.unit) - wanted)))
 
 
 def _cost(candidate: Candidate, before: Dims, axes: Sequence[str], distance: float) -> tuple[float, ...]:

@@ -1,6 +1,6 @@
 """Weights that are rounded whenever they are used, so that training finds weights which lose little when rounded.
 
-W̃ = W + stopgradient(Q(bf16(W)) − W): the forward pass sees what the format stores, the backward pass sees W (the
+W̃ = Q(bf16(W)) + W − stopgradient(W): the forward pass sees to the bit what the format stores, the backward pass W (the
 straight-through estimator, Bengio et al., arXiv:1308.3432). The cast to the stored dtype is part of it, so rounding the
 written checkpoint to nearest gives exactly the weights that training saw. Weights only; inputs stay in 16 bits.
 """
@@ -30,7 +30,7 @@ class _Rounding(nn.Module):
             stored = weight.to(self.dtype)
             scales = self.fmt.choose(stored, None)
             rounded = self.fmt.decode(self.fmt.encode(stored, scales), scales).to(weight.dtype)
-        return weight + (rounded - weight).detach()
+        return rounded + (weight - weight.detach())
 
 
 def round_weights(model: nn.Module, assignments: Sequence[Assignment]) -> None:

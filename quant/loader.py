@@ -23,7 +23,7 @@ from quant.kv.cache import KvEmulation
 from quant.kv.stored import kv_emulation
 from quant.stored import Stored, sort_tensors
 
-__all__ = ["LoadedModel", "load_model"]
+__all__ = ["LoadedModel", "load_model", "load_tokenizer"]
 
 TOKENIZERS = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model")
 
@@ -95,7 +95,7 @@ def load_model(
         kv.attach(model)
     return LoadedModel(
         model.to(torch.device(device)),  # type: ignore[arg-type]
-        _tokenizer(checkpoint.path, trust_remote_code),
+        load_tokenizer(checkpoint.path, trust_remote_code),
         Counter(module.fmt.name for module in stored.modules.values()),
         kv,
     )
@@ -135,7 +135,12 @@ def _check_report(path: Path, report: Mapping[str, Any], broken: list[str]) -> N
         raise Refused(f"the weights of {path} do not fill the model that its config.json describes; {'; '.join(found)}")
 
 
-def _tokenizer(path: Path, trust_remote_code: bool) -> Any | None:
+def load_tokenizer(path: Path, trust_remote_code: bool) -> Any | None:
+    """A checkpoint's tokenizer; None where it brings none.
+
+    Raises:
+        CheckpointError: damaged.
+    """
     if not any((path / name).exists() for name in TOKENIZERS):
         return None
     try:

@@ -20,18 +20,21 @@ from compress.stage_distill import check_memory
 from compress.stage_plan import Place
 from compress.stages import plan_stages, run_stage
 from evals.samples import load_samples
+from quant.format import quantize as pack
+from quant.formats import make_format
+from quant.loader import load_model
 
 TRAINING = {"steps": 6, "batch": 4, "micro_batch": 2, "length": 32, "learning_rate": 0.002}
 OPTIONS = {"training": TRAINING, "held_out": 4, "evaluate_every": 3}
 
 
-def damage(source, directory, noise=0.02):
-    """A copy with noise in every matrix."""
+def damage(source, directory, noise=0.02, part=""):
+    """A copy with noise in every matrix that has `part` in its name."""
     shutil.copytree(source, directory)
     generator = torch.Generator().manual_seed(5)
     tensors = load_file(source / "model.safetensors")
-    for tensor in tensors.values():
-        if tensor.ndim > 1:
+    for name, tensor in tensors.items():
+        if tensor.ndim > 1 and part in name:
             tensor += noise * torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
@@ -129,7 +132,7 @@ def test_a_quantized_student_is_refused(tiny_models, tmp_path):
 def test_what_does_not_fit_into_memory_is_refused(tiny_models, monkeypatch):
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"total": 10**6}))
     checkpoint = Checkpoint.open(tiny_models("llama"))
-    with pytest.raises(InputError, match=r"takes 0 GB before activations, 0 GB are here: use a smaller teacher"):
+    with pytest.raises(InputError, match=r"takes 0\.0 GB before activations, 0\.0 GB are here: set distill\.top_k, or"):
         check_memory(checkpoint, checkpoint)
 
 
@@ -170,19 +173,64 @@ def test_a_run_that_is_killed_goes_on_to_the_same_report(student, tiny_models, t
     assert "Loss added by each stage" in (evidence / "report.html").read_text()
 
 
-def test_training_under_rounding_ends_in_the_formats_own_bytes(student, tiny_models, tmp_path):
-    """What the quantize stage writes is what the student computed with when it was at its best."""
+@pytest.mark.parametrize(
+    "quantize",
+    [{"format": "int4", "group_size": 64}, {"format": "fp8"}, {"format": "mxfp4"}, {"format": "int8"}],
+    ids=lambda options: options["format"],
+)
+def test_training_under_rounding_ends_in_the_formats_own_bytes(student, tiny_models, tmp_path, monkeypatch, quantize):
+    """What the quantize stage writes is to the bit what the student computed with when it was at its best."""
+    import quant.fake as fake
+
+    computed, plain = {}, fake.plain_weights
+
+    def noted(model):
+        linears = {name: part for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
+        computed.update({name: linear.weight.detach().clone() for name, linear in linears.items() if name != "lm_head"})
+        plain(model)
+
+    monkeypatch.setattr(fake, "plain_weights", noted)
     options = {**OPTIONS, "teacher": str(tiny_models("llama")), "quantized": True}
-    stages = [{"distill": options}, {"quantize": {"format": "int4", "group_size": 64, "method": "rtn"}}]
+    stages = [{"distill": options}, {"quantize": {**quantize, "method": "rtn"}}]
     plans = plan_stages(
         [Stage.model_validate(stage) for stage in stages], Checkpoint.open(student), Place(tmp_path / "run", 10**9)
     )
     report, _ = [run_stage(plan, torch.device("cpu"), lambda _: None) for plan in plans]
-    wanted = logits(tiny_models("llama"))
-    kl = [(wanted.exp() * (wanted - logits(path))).sum(-1).mean().item() for path in (student, plans[-1].result.path)]
+    trained, written = (Checkpoint.open(plan.result.path) for plan in plans)
+    fmt = make_format(quantize["format"], **{key: value for key, value in quantize.items() if key != "format"})
+    for name in computed:
+        for suffix, tensor in pack(trained.read(f"{name}.weight"), fmt).items():
+            assert torch.equal(written.read(f"{name}.{suffix}").view(torch.uint8), tensor.view(torch.uint8)), name
+    loaded = load_model(plans[-1].result.path).model
+    parts = dict(loaded.named_modules())
+    assert len(computed) == 14 and all(torch.equal(parts[name].weight, seen) for name, seen in computed.items())
+    wanted, found = logits(tiny_models("llama")), loaded(torch.arange(5, 60)[None]).logits.log_softmax(-1)
+    kl = [(wanted.exp() * (wanted - each)).sum(-1).mean().item() for each in (logits(student), found)]
     assert report["curve"][-1]["kl"] < report["curve"][0]["kl"] and kl[1] < 1.5 * kl[0]
 
 
 def test_training_under_rounding_needs_the_stage_that_rounds(student, tiny_models, tmp_path):
     with pytest.raises(RecipeError, match=r"distill\.quantized needs a stage quantize with method rtn right after it"):
         distil(student, tmp_path, tiny_models("llama"), quantized=True)
+
+
+def test_a_teacher_that_was_asked_beforehand(student, tiny_models, tmp_path):
+    _, there = distil(student, tmp_path / "there", tiny_models("llama"))
+    plan, gone = distil(student, tmp_path / "gone", tiny_models("llama"), top_k=128)
+    assert [entry["kl"] for entry in gone["curve"]] == pytest.approx(
+        [entry["kl"] for entry in there["curve"]], rel=1e-4
+    )
+    assert gone["top_k"] == 128 and plan.result.path.exists() and not list((tmp_path / "gone").glob("*.journal"))
+    _, few = distil(student, tmp_path / "few", tiny_models("llama"), top_k=8)
+    assert few["curve"][-1]["kl"] < few["curve"][0]["kl"] < there["curve"][0]["kl"]
+
+
+def test_more_ids_than_the_vocabulary_has_are_refused(student, tiny_models, tmp_path):
+    with pytest.raises(RecipeError, match=r"distill\.top_k is 129, but the vocabulary has 128 tokens: say fewer"):
+        distil(student, tmp_path, tiny_models("llama"), top_k=129)
+
+
+def test_a_teacher_that_was_asked_needs_less_memory(tiny_models):
+    checkpoint = Checkpoint.open(tiny_models("llama"))
+    together, apart = (check_memory(checkpoint, checkpoint, together=value) for value in (True, False))
+    assert together == apart * 5 // 4

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from compress.head import Head
-from distill.losses import Loss, divergence, summed_loss
+from distill.losses import Loss, States, TopK, divergence, summed_loss
 
 P = torch.tensor([[0.5, 0.25, 0.25]])
 Q = torch.tensor([[0.25, 0.25, 0.5]])
@@ -90,7 +90,7 @@ def test_equal_distributions_have_no_divergence_and_no_gradient():
 def test_parts_give_the_whole_loss_and_its_gradients(sides, loss, tokens):
     theirs, their_weight, ours, our_weight, targets = sides
     ours.requires_grad_(), our_weight.requires_grad_()
-    found = summed_loss((ours, head(our_weight)), (theirs, head(their_weight)), targets, loss=loss, tokens=tokens)
+    found = summed_loss((ours, head(our_weight)), States(theirs, head(their_weight)), targets, loss=loss, tokens=tokens)
     gradients = torch.autograd.grad(found, (ours, our_weight))
 
     logits, reference = head(our_weight).logits(ours), head(their_weight).logits(theirs)
@@ -105,7 +105,7 @@ def test_padded_vocabularies_are_compared_on_what_both_have(sides):
     theirs, their_weight, ours, our_weight, targets = sides
     padded = torch.cat([our_weight, torch.zeros(3, 6)])
     sums = [
-        summed_loss((ours, head(weight)), (theirs, head(their_weight)), targets, loss=Loss())
+        summed_loss((ours, head(weight)), States(theirs, head(their_weight)), targets, loss=Loss())
         for weight in (our_weight, padded)
     ]
     assert float(sums[0]) == float(sums[1])
@@ -119,5 +119,42 @@ def test_no_more_logits_than_asked_exist_at_a_time(sides):
         seen.append(len(states))
         return states @ our_weight.T
 
-    summed_loss((ours, Head(project, (), 31)), (theirs, head(their_weight)), targets, loss=Loss(), tokens=4)
+    summed_loss((ours, Head(project, (), 31)), States(theirs, head(their_weight)), targets, loss=Loss(), tokens=4)
     assert seen == [4, 4, 4, 1]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("tokens", [5, None])
+def test_all_ids_recorded_give_the_whole_loss_and_its_gradients(sides, loss, tokens):
+    theirs, their_weight, ours, our_weight, targets = sides
+    ours.requires_grad_(), our_weight.requires_grad_()
+    student = (ours, head(our_weight))
+    recorded = TopK.of(head(their_weight).logits(theirs), 31, loss.temperature)
+    assert recorded.log_p.shape == (13, 31)  # nothing is left over
+    found = [
+        summed_loss(student, teacher, targets, loss=loss, tokens=tokens)
+        for teacher in (recorded, States(theirs, head(their_weight)))
+    ]
+    assert found[0].item() == pytest.approx(found[1].item(), rel=1e-5)
+    gradients = [torch.autograd.grad(each, (ours, our_weight)) for each in found]
+    for got, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("k", [1, 4, 30])
+def test_the_rest_is_one_more_token(sides, k):
+    theirs, their_weight, ours, our_weight, _ = sides
+    reference, logits = head(their_weight).logits(theirs), head(our_weight).logits(ours)
+    found = TopK.of(reference, k, 1.0).divergence(logits, Loss())
+    for t in range(13):
+        p, q = softmax(reference[t].tolist(), 1.0), softmax(logits[t].tolist(), 1.0)
+        likeliest = sorted(range(31), key=lambda i, p=p: -p[i])[:k]
+        sides_of = [[*(each[i] for i in likeliest), 1 - sum(each[i] for i in likeliest)] for each in (p, q)]
+        assert float(found[t]) == pytest.approx(kl(*sides_of), rel=1e-3, abs=1e-6)
+
+
+def test_more_ids_come_closer_to_the_whole_divergence_from_below(sides):
+    theirs, their_weight, ours, our_weight, _ = sides
+    reference, logits = head(their_weight).logits(theirs), head(our_weight).logits(ours)
+    sums = [float(TopK.of(reference, k, 1.0).divergence(logits, Loss()).sum()) for k in (1, 2, 8, 20, 31)]
+    assert sums == sorted(sums) and sums[-1] == pytest.approx(float(divergence(reference, logits, Loss()).sum()))

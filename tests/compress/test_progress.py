@@ -1,0 +1,41 @@
+"""What is shown while something works: bars on a terminal, also one inside the other, and lines in a log."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from compress import progress
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """shown(terminal) -> everything that was written so far, without escape codes."""
+    written = io.StringIO()
+
+    def use(terminal):
+        console = Console(file=written, force_terminal=terminal, width=100, highlight=False)
+        monkeypatch.setattr(progress, "console", console)
+        return lambda: re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.getvalue())
+
+    return use
+
+
+def test_a_bar_inside_a_step_shows_its_figures(shown):
+    text = shown(True)
+    with progress.step("distil", 40) as advance, progress.watched("training", 4) as show:
+        for done in range(1, 5):
+            advance(10)
+            show(done, f"{100 * done} tokens/s, loss 0.5")
+        progress.say("halfway")
+    assert "training" in text() and "400 tokens/s, loss 0.5" in text() and "· halfway" in text()
+    assert re.search(r"distil .*100%", text())
+
+
+def test_a_log_has_the_lines_alone(shown):
+    text = shown(False)
+    with progress.step("distil", 40) as advance, progress.watched("training", 4) as show:
+        advance(20)
+        show(2, "loss 0.5")
+    assert text() == "· distil\n  distil: 50%\n"
