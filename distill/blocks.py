@@ -101,7 +101,7 @@ def _train(student: Callable[[Tensor], Tensor], module: nn.Module, block: Block,
     for step in range(plan.steps):
         loss = error(parts[step % len(parts)])
         if not bool(loss.isfinite()):
-            raise Diverged(f"warm start: the error of {block.name} is {float(loss)}: lower warm_start.learning_rate")
+            raise Diverged(f"warm start: the error of {block.name} is {loss.item()}: lower warm_start.learning_rate")
         adam.param_groups[0]["lr"] = plan.learning_rate * (1 - step / plan.steps)
         adam.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

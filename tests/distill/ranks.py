@@ -1,9 +1,4 @@
-"""Run under several processes: train as `test_loop` does and write down the curve, the weights and who held them.
-
-With SHARDED=1 accelerate prepares the student by FSDP2. By itself it does so on GPUs only: on CPUs AcceleratorState
-passes over the FSDP settings (its list of kinds of processes leaves MULTI_CPU out), and replicates. What it then does
-on a GPU works over gloo too, so here its state is told that it shards.
-"""
+"""Run under several processes: train as `test_loop` does and write down the losses and the weights."""
 
 import json
 import os
@@ -11,10 +6,6 @@ import sys
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
-from torch.distributed.tensor import DTensor
 
 from distill.loop import Stop, train
 from distill.losses import Loss
@@ -22,27 +13,15 @@ from distill.schedule import Schedule
 from distill.state import read_best
 from tests.distill.pairs import build_rows, build_student, build_teacher
 
-
-def shard() -> None:
-    """What `accelerate launch` with fsdp_version 2 comes to."""
-    Accelerator(cpu=True)
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap")
-    AcceleratorState._shared_state |= {"distributed_type": DistributedType.FSDP, "fsdp_plugin": plugin}
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if os.environ.get("SHARDED"):
-        shard()
     folder = Path(sys.argv[1])
     schedule = Schedule(**json.loads(sys.argv[2]))
-    student = build_student()
-    progress = train(student, build_teacher(), build_rows(4, 8), (Loss(), schedule, Stop(4, 9)), folder)
+    progress = train(build_student(), build_teacher(), build_rows(4, 8), (Loss(), schedule, Stop(4, 9)), folder)
     if os.environ["RANK"] == "0":
         found = {
             "losses": progress.losses,
             "kl": [entry["kl"] for entry in progress.curve],
             "weights": sum(float(tensor.abs().sum()) for tensor in read_best(folder).values()),
-            "sharded": any(isinstance(parameter, DTensor) for parameter in student.parameters()),
         }
         (folder / "found.json").write_text(json.dumps(found))
