@@ -193,8 +193,8 @@ def _stage(stage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _errors(blocks: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    """Layers whose output changed most, and what rounding to nearest would have done; data-free stages report none."""
-    layers = {name: found for block in blocks for name, found in block["layers"].items() if "error" in found}
+    """Layers whose output changed most, and what rounding to nearest would have done; only calibrated stages tell."""
+    layers = {name: found for block in blocks for name, found in block.get("layers", {}).items() if "error" in found}
     highest = sorted(layers.items(), key=lambda item: -item[1]["error"])[:WORST]
     return [(name, f"{found['error']:.3%}", f"{found['nearest']:.3%}") for name, found in highest]
 

@@ -202,6 +202,13 @@ def test_the_layers_with_the_largest_errors_come_first():
     assert "1.100%" in table["text"] and "kept" not in table["text"]
 
 
+def test_blocks_of_a_stage_that_quantizes_nothing_have_no_errors():
+    blocks = [{"name": "model.layers.0", "kept": {"model.layers.0.mlp.down_proj": 96}, "experts": []}]
+    stage = {"name": "prune", "summary": "prune ffn", "seconds": 1.0, "layers": [], "report": {"blocks": blocks}}
+    page = Page(report_html(GATE, RUN | {"stages": [stage]}, PageInput({})))
+    assert not any("relative to its energy" in table["text"] for table in page.all("table"))
+
+
 def test_earlier_attempts_are_counted_and_listed():
     earlier = [{"when": "2026-01-01", "plan": "ab", "verdict": "FAIL", "reason": "too much"}]
     page = Page(report_html(GATE, RUN, PageInput({}, attempts=earlier)))
