@@ -59,15 +59,16 @@ def learn(options: Distill, student: tuple[Any, Any], teacher: Checkpoint, place
     model, tokenizer = student
     loaded = load_teacher(teacher, place, work.device)
     check_tokenizers(tokenizer, loaded.tokenizer)
+    stand = _stand(teacher)
     data = _data(options, tokenizer, loaded.model, place, work.folder)
     listened = loaded.model
     if options.top_k is not None:
-        data = _asked(options, data, (loaded.model, _stand(teacher)), model, work.folder)
+        data = _asked(options, data, (loaded.model, stand), model, work.folder)
         listened = loaded = None
     training = options.training
     plan = (options.loss.build(), training.build(), Stop(options.evaluate_every, options.patience))
     started = time.monotonic()
-    journal = work.folder / _stand(teacher)
+    journal = work.folder / stand
     with watched("training", training.steps) as show:
         progress = train(model, listened, data, plan, journal, _teller(training.steps, work, show))
     model.load_state_dict(read_best(journal))

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from compress.errors import InputError
-from compress.walk_model import SeparateExperts
+from compress.walk_model import SeparateExperts, run_block
 from compress.walk_pause import PausedPass
 from compress.walk_statistics import Statistics
 
-__all__ = ["Block", "Group", "batches"]
+__all__ = ["Block", "Group", "batches", "check_finite", "hooked"]
 
 BATCH_TOKENS = 4096  # tokens that go through a block at once
 
@@ -76,22 +76,19 @@ class Block:
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Run the block on hidden states (n, T, D)."""
-        args, kwargs = self.call
-        output = self.module(hidden.to(self.device), *args, **kwargs)
-        result: Tensor = output[0] if isinstance(output, tuple) else output
-        return result
+        return run_block(self.module, self.call, hidden.to(self.device))
 
     def layout(self, names: Sequence[str]) -> list[tuple[str, ...]]:
         """`names` partitioned into groups, in the order in which they compute; unreached ones are left out."""
         seen: dict[int, tuple[Tensor, list[str]]] = {}  # keeps each input alive, so that no address is used twice
-        with _hooked({self.linears[name]: partial(_note, seen, name) for name in names}), torch.no_grad():
+        with hooked({self.linears[name]: partial(_note, seen, name) for name in names}), torch.no_grad():
             self.forward(self.inputs[:1])
         return [tuple(group) for _, group in seen.values()]
 
     def observe(self, names: Sequence[str], count: int) -> list[Group]:
         """The groups of `names` as the block is now, statistics of the first `count` batches; changes nothing."""
         groups = self._groups(names)
-        with _hooked({group.linears[0]: partial(_count, group) for group in groups}), torch.no_grad():
+        with hooked({group.linears[0]: partial(_count, group) for group in groups}), torch.no_grad():
             for batch in _first(batches(self.inputs), count):
                 self.forward(batch)
         for group in groups:
@@ -189,7 +186,7 @@ class _Passes:
 
     def __enter__(self) -> None:
         hooks = {linear: partial(self._enter, group) for group in self.groups for linear in group.linears}
-        self._hooks.enter_context(_hooked(hooks))
+        self._hooks.enter_context(hooked(hooks))
         for each in self.passes:
             self.resume(each)
 
@@ -237,12 +234,18 @@ def _count(group: Group, linear: nn.Module, args: tuple[Tensor, ...]) -> None:
 
 def _complete(group: Group) -> None:
     group.statistics.all_reduce()
-    if not bool(group.statistics.absmax.isfinite().all()):
-        raise InputError(f"a calibration activation at {group.names[0]} is NaN or infinite: check the source model")
+    check_finite(group.names[0], group.statistics.absmax)
+
+
+def check_finite(name: str, absmax: Tensor) -> None:
+    """Raise InputError unless the largest magnitudes of a linear's inputs are numbers."""
+    if not bool(absmax.isfinite().all()):
+        raise InputError(f"a calibration activation at {name} is NaN or infinite: check the source model")
 
 
 @contextmanager
-def _hooked(hooks: Mapping[nn.Linear, Callable[..., Any]]) -> Iterator[None]:
+def hooked(hooks: Mapping[nn.Linear, Callable[..., Any]]) -> Iterator[None]:
+    """Forward pre-hooks, gone afterwards."""
     handles = [linear.register_forward_pre_hook(hook, prepend=True) for linear, hook in hooks.items()]
     try:
         yield

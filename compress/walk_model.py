@@ -6,7 +6,7 @@ apart into the linears that checkpoints and engines know, so that one expert is 
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from compress.model_config import model_config
 from compress.modules import modules
 from compress.tensor_file import TensorInfo, read_tensor
 
-__all__ = ["SeparateExperts", "Skeleton", "skeleton"]
+__all__ = ["SeparateExperts", "Skeleton", "run_block", "skeleton"]
 
 # names inside a block, ours -> the checkpoint's, for families that name them otherwise
 ALIASES = (
@@ -184,6 +184,14 @@ class Skeleton:
             for leaf, buffer in list(module._buffers.items()):
                 if buffer is not None:
                     module._buffers[leaf] = buffer.to(device)
+
+
+def run_block(module: nn.Module, call: tuple[Sequence[Any], Mapping[str, Any]], hidden: Tensor) -> Tensor:
+    """What a block makes of hidden states (n, T, D), given its other arguments as `Skeleton.record` found them."""
+    args, kwargs = call
+    output: Any = module(hidden, *args, **kwargs)
+    result: Tensor = output[0] if isinstance(output, tuple) else output
+    return result
 
 
 def skeleton(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> Skeleton:

@@ -12,7 +12,7 @@ tokens of enormous norm that small models make count as any other. Left out: stu
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from compress.checkpoint import Checkpoint
 from compress.errors import Diverged
 from compress.walk import Block, walk
 from compress.walk_journal import Journal
-from compress.walk_model import Skeleton, skeleton
+from compress.walk_model import Skeleton, run_block, skeleton
 
 __all__ = ["WarmUp", "warm_blocks"]
 
@@ -66,22 +66,11 @@ def warm_blocks(
         saved = journal.load(block.name)
         if saved is None:
             module = ours.load(block.index, torch.float32, device, floor=0)
-            errors = _train(_forward(module, calls[block.index]), module, block, plan)
+            errors = _train(partial(run_block, module, calls[block.index]), module, block, plan)
             journal.save(block.name, _tensors(ours, block.index, module), {"errors": errors})
         found.append(errors if saved is None else tuple(saved[1]["errors"]))
         told(block.index)
     return found
-
-
-def _forward(module: nn.Module, call: Any) -> Callable[[Tensor], Tensor]:
-    args, kwargs = call
-
-    def forward(hidden: Tensor) -> Tensor:
-        output: Any = module(hidden, *args, **kwargs)
-        result: Tensor = output[0] if isinstance(output, tuple) else output
-        return result
-
-    return forward
 
 
 def _train(student: Callable[[Tensor], Tensor], module: nn.Module, block: Block, plan: WarmUp) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """A model that is run with one block in memory at a time, and how far apart two of them are on the same tokens."""
 
 from collections.abc import Callable, Collection
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from compress.errors import CheckpointError, Refused
 from compress.tensor_file import read_tensor
-from compress.walk_model import Skeleton
+from compress.walk_model import Skeleton, run_block
 
 __all__ = ["Streamed", "divergence"]
 
@@ -36,14 +36,7 @@ class Streamed:
     def block(self, layer: int) -> Callable[[Tensor], Tensor]:
         """A function of hidden states; the weights are let go with it."""
         module = self.skeleton.load(layer, torch.float32, self.device, floor=0)
-        args, kwargs = self.calls[layer]
-
-        def forward(hidden: Tensor) -> Tensor:
-            output: Any = module(hidden, *args, **kwargs)
-            result: Tensor = output[0] if isinstance(output, tuple) else output
-            return result
-
-        return forward
+        return partial(run_block, module, self.calls[layer])
 
     @torch.no_grad()
     def final(self, removed: Collection[int] = ()) -> Tensor:

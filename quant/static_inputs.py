@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from compress.errors import InputError, Refused
-from compress.walk_block import Block, batches
+from compress.errors import Refused
+from compress.walk_block import Block, batches, check_finite, hooked
 from quant.activations import Quantizer, activation_quantizer, input_scale, input_scale_name
 from quant.format import Format
 
@@ -64,19 +64,16 @@ def input_ranges(block: Block, names: Sequence[str]) -> dict[str, Tensor]:
     """
     shared = {name: EXPERT.sub(".experts.*.", name) for name in names}
     found = dict.fromkeys(shared.values(), torch.zeros((), device=block.device))
-    hooks = [block.linears[name].register_forward_pre_hook(partial(_note, found, shared[name])) for name in names]
-    with torch.no_grad():
+    hooks = {block.linears[name]: partial(_note, found, shared[name]) for name in names}
+    with hooked(hooks), torch.no_grad():
         for batch in batches(block.inputs):
             block.forward(batch)
-    for hook in hooks:
-        hook.remove()
     largest = torch.stack([*found.values()]).nan_to_num(nan=torch.inf)  # a maximum over ranks may drop NaN
     if dist.is_initialized():
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     found = dict(zip(found, largest, strict=True))
     for name in names:
-        if not bool(found[shared[name]].isfinite()):
-            raise InputError(f"a calibration activation at {name} is NaN or infinite: check the source model")
+        check_finite(name, found[shared[name]])
     return {name: found[key] for name, key in shared.items()}
 
 
