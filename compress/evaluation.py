@@ -238,14 +238,24 @@ def _work(request: Request, folder: Path) -> None:
     """
     file = folder / "request.json"
     request.write(file)
-    done = subprocess.run([sys.executable, "-m", "compress.worker", str(file)], check=False, stdin=subprocess.DEVNULL)
-    if done.returncode == 0:
+    code = _wait([sys.executable, "-m", "compress.worker", str(file)])
+    if code == 0:
         return
     raise_error(Path(request.output))
-    if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
+    if code < 0:
+        name = signal.Signals(-code).name
         raise CompressError(f"the evaluation of the {request.label} was killed by {name}: is there enough memory?")
-    raise CompressError(f"the evaluation of the {request.label} crashed with exit code {done.returncode}: see above")
+    raise CompressError(f"the evaluation of the {request.label} crashed with exit code {code}: see above")
+
+
+def _wait(command: list[str]) -> int:
+    """Run a command to its end; whatever interrupts us, the process has ended when this returns or raises."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    try:
+        return process.wait()
+    finally:
+        process.kill()  # nothing happens to one that has ended
+        process.wait()
 
 
 def read_measured(folder: Path) -> Measured:
