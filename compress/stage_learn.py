@@ -16,7 +16,7 @@ from torch import Tensor
 
 from compress.calibration import Text, training_texts
 from compress.checkpoint import Checkpoint
-from compress.errors import Refused
+from compress.errors import InputError, Refused
 from compress.progress import Advance, say, step, watched
 from compress.stage_plan import Place
 from distill.data import Data, Source, TokenText, build_data
@@ -133,6 +133,9 @@ def _data(options: Distill, tokenizer: Any, teacher: Any, place: Place, folder: 
         return build_data([Source("self", 1.0, texts)], seed=training.seed, **size)
     weights = {**options.data.documents, **options.data.problems}
     found = training_texts([*options.data.documents], [*options.data.problems], place.evaluated, tokenizer)
+    for name, left in found.items():
+        if not left:
+            raise InputError(f"every text of {name!r} is evaluated, none is left to learn from: evaluate fewer of them")
     ends = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
     sources = [
         Source(name, weights[name], (_tokens(text, tokenizer, ends) for text in texts)) for name, texts in found.items()

@@ -56,21 +56,24 @@ def test_micro_batches_do_not_change_anything(student, teacher, make_rows, tmp_p
     assert weights(tmp_path / "parts") == pytest.approx(weights(tmp_path / "whole"), rel=1e-6)
 
 
-def test_processes_do_not_change_anything(student, teacher, make_rows, tmp_path):
+@pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
+def test_processes_do_not_change_anything(student, teacher, make_rows, tmp_path, sharded):
     whole = train(student, teacher, make_rows(4, 8), (Loss(), SCHEDULE, STOP), tmp_path / "whole")
-    found = in_processes(2, tmp_path / "two", replace(SCHEDULE, micro_batch=2))
+    found = in_processes(2, tmp_path / "two", replace(SCHEDULE, micro_batch=2), sharded=sharded)
+    assert found["sharded"] == sharded
     assert found["losses"] == pytest.approx(whole.losses, rel=1e-5)
     assert found["kl"] == pytest.approx([entry["kl"] for entry in whole.curve], rel=1e-5)
     assert found["weights"] == pytest.approx(weights(tmp_path / "whole"), rel=1e-6)
 
 
-def in_processes(count, folder, schedule):
+def in_processes(count, folder, schedule, *, sharded):
     """Train under `count` processes as torchrun would start them; what the first wrote down."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
     shared |= {"LOCAL_WORLD_SIZE": str(count), "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    shared |= {"SHARDED": "1", "CUDA_VISIBLE_DEVICES": ""} if sharded else {}
     command = [sys.executable, "-m", "tests.distill.ranks", str(folder), json.dumps(asdict(schedule))]
     running = [
         subprocess.Popen(command, env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, cwd=Path.cwd())
