@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -73,6 +73,7 @@ class Block:
     experts: dict[str, SeparateExperts]
     twin: "Block | None" = None
     finished: bool = False
+    layouts: dict[tuple[str, ...], list[tuple[str, ...]]] = field(default_factory=dict)  # by the names asked for
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Run the block on hidden states (n, T, D)."""
@@ -80,10 +81,13 @@ class Block:
 
     def layout(self, names: Sequence[str]) -> list[tuple[str, ...]]:
         """`names` partitioned into groups, in the order in which they compute; unreached ones are left out."""
-        seen: dict[int, tuple[Tensor, list[str]]] = {}  # keeps each input alive, so that no address is used twice
-        with hooked({self.linears[name]: partial(_note, seen, name) for name in names}), torch.no_grad():
-            self.forward(self.inputs[:1])
-        return [tuple(group) for _, group in seen.values()]
+        key = tuple(names)
+        if key not in self.layouts:
+            seen: dict[int, tuple[Tensor, list[str]]] = {}  # keeps each input alive, so that no address is used twice
+            with hooked({self.linears[name]: partial(_note, seen, name) for name in names}), torch.no_grad():
+                self.forward(self.inputs[:1])
+            self.layouts[key] = [tuple(group) for _, group in seen.values()]
+        return self.layouts[key]
 
     def observe(self, names: Sequence[str], count: int) -> list[Group]:
         """The groups of `names` as the block is now, statistics of the first `count` batches; changes nothing."""

@@ -34,11 +34,12 @@ class Statistics:
                 self.sample[: len(spread)] = spread
             self.tokens += len(x)
             self._sum += gram(x)
-            self.absmax = torch.maximum(self.absmax, x.abs().amax(dim=0))
+            size = x.abs()
+            self.absmax = torch.maximum(self.absmax, size.amax(dim=0))
+            self.activity += size.reshape(inputs.shape).mean(dim=-2).square().reshape(-1, x.shape[1]).sum(dim=0)
             if exact is not None:
                 drift = self._drift if self._drift is not None else torch.zeros_like(self._sum)
                 self._drift = drift.add_((exact.reshape(x.shape).float() - x).t() @ x)
-            self.activity += inputs.float().abs().mean(dim=-2).square().reshape(-1, x.shape[1]).sum(dim=0)
 
     def all_reduce(self) -> None:
         """Sum over all ranks, where there are several."""

@@ -107,21 +107,22 @@ def gptq(weight: Tensor, fmt: Format, scales: Scales, factor: Factor) -> tuple[T
         codes as `fmt.encode` gives them, (O, I); the weight an engine computes with, (O, I).
     """
     work = weight.float().t()[factor.order]  # (I, O) and in order: a column is contiguous
-    rounded, codes = torch.empty_like(work), torch.empty_like(fmt.encode(weight, scales)).t().contiguous()
-    columns = factor.order.tolist()
+    codes: list[Tensor] = []
+    rounded = torch.empty_like(work)
+    columns, pivots = factor.order.tolist(), factor.upper.diagonal().tolist()
     for start in range(0, len(columns), BLOCK):
         stop = min(start + BLOCK, len(columns))
         errors = torch.empty_like(work[start:stop])
         for at in range(start, stop):
+            earlier = errors[: at - start].t()
+            now = torch.addmv(work[at], earlier, factor.upper[start:at, at], alpha=-1)
             one = column(scales, fmt.block, columns[at])
-            code = fmt.encode(work[at, :, None], one)
-            codes[columns[at]] = code[:, 0]
-            rounded[columns[at]] = fmt.decode(code, one)[:, 0]
-            error = (work[at] - rounded[columns[at]]) / factor.upper[at, at]
-            errors[at - start] = error
-            work[at + 1 : stop].addr_(factor.upper[at, at + 1 : stop], error, alpha=-1)
-        work[stop:] -= factor.upper[start:stop, stop:].t() @ errors
-    return codes.t().contiguous(), rounded.t().contiguous()
+            codes.append(fmt.encode(now[:, None], one))
+            rounded[at] = fmt.decode(codes[-1], one)[:, 0]
+            errors[at - start] = (now - rounded[at]) / pivots[at]
+        work[stop:].addmm_(factor.upper[start:stop, stop:].t(), errors, alpha=-1)
+    place = torch.argsort(factor.order)
+    return torch.cat(codes, dim=1)[:, place], rounded.t()[:, place]
 
 
 def _invert(lower: Tensor) -> Tensor:
