@@ -2,15 +2,18 @@
 
     python benchmarks/pruning.py MODEL [--ratios 5 10 20] [--methods random activation obs] [--axes ffn]
                                  [--documents 24] [--problems 40] [--samples 32] [--work FOLDER]
+                                 [--torch-pruning PYTHON] [--importance magnitude taylor]
 
 Every variant goes through the prune stage of a run and is loaded from its files. Each row: parameters, KL from the
 source, perplexity, excess log-perplexity in nats per token, NLL of worked solutions, tokens per second of reading 512
 tokens and of writing 32, and the seconds of the stage. A variant that has been written to --work is measured again, not
-pruned again; further checkpoints of the same tokenizer (a distilled one, or another tool's) are named by --also.
+pruned again; further checkpoints of the same tokenizer (a distilled one, or another tool's) are named by --also. With
+--torch-pruning, the Python of an environment that has it, its rows come with the same widths and calibration tokens.
 """
 
 import argparse
 import math
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +27,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # evals.py beside this file would hide the package
 
+from compress.calibration import calibration_tokens
 from compress.checkpoint import Checkpoint
 from compress.head import read_head
 from compress.progress import step
@@ -35,6 +39,7 @@ from evals.windows import Encoded, encode
 from quant.loader import LoadedModel, load_model
 
 HEADINGS = ("variant", "params", "KL", "ppl", "excess nats", "math NLL", "read tok/s", "write tok/s", "seconds")
+WORKER = Path(__file__).parent / "pruning_workers" / "with_torch_pruning.py"
 LENGTH = 1024
 WRITTEN = 32
 
@@ -114,6 +119,25 @@ def prune(source: Path, stage: dict[str, object], folder: Path, sets: Sequence[S
     return plan.result.path, time.monotonic() - start
 
 
+def peer(options: argparse.Namespace, importance: str, width: int, output: Path, sets: Sequence[SampleSet]) -> float:
+    """Let Torch-Pruning write `output`, unless it is there; the seconds it took."""
+    if output.exists():
+        return 0.0
+    tokens = calibration_tokens(
+        options.model,
+        documents=options.calibration,
+        problems="arithmetic",
+        size=(options.samples, 512),
+        evaluated=sets,
+    )
+    start = time.monotonic()
+    with tempfile.NamedTemporaryFile(suffix=".pt") as file:
+        torch.save(tokens, file.name)
+        words = [options.model, output, str(width), importance, file.name]
+        subprocess.run([options.torch_pruning, WORKER, *words], check=True)
+    return time.monotonic() - start
+
+
 def variants(options: argparse.Namespace, work: Path, sets: Sequence[SampleSet]) -> Iterator[tuple[str, Path, float]]:
     """(name, checkpoint, seconds) of each ratio and method, then of what was made elsewhere."""
     calibration = {"documents": options.calibration, "samples": options.samples, "length": 512}
@@ -127,7 +151,12 @@ def variants(options: argparse.Namespace, work: Path, sets: Sequence[SampleSet])
                 "calibration": calibration,
             }
             name = f"-{ratio}% {method}"
-            yield name, *prune(options.model, stage, work / f"{'-'.join(options.axes)}-{ratio}-{method}", sets)
+            path, seconds = prune(options.model, stage, work / f"{'-'.join(options.axes)}-{ratio}-{method}", sets)
+            yield name, path, seconds
+        for importance in options.importance if options.torch_pruning else []:
+            width = Checkpoint.open(path).config["intermediate_size"]
+            output = work / f"torch-pruning-{ratio}-{importance}"
+            yield f"-{ratio}% Torch-Pruning {importance}", output, peer(options, importance, width, output, sets)
     for path in options.also:
         yield path.name, path, 0.0
 
@@ -153,6 +182,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--source", default="python-docs", help="of the texts: a name or a file")
     parser.add_argument("--calibration", default="python-docs", help="texts to calibrate on: a name or a file")
     parser.add_argument("--samples", type=int, default=32, help="calibration sequences of 512 tokens")
+    parser.add_argument("--torch-pruning", metavar="PYTHON", help="of an environment that has it: its rows too")
+    parser.add_argument("--importance", nargs="+", default=["magnitude", "taylor"], help="of Torch-Pruning")
     parser.add_argument("--also", nargs="*", type=Path, default=[], help="further checkpoints to measure")
     parser.add_argument("--work", type=Path, help="keep the variants here")
     return parser.parse_args()

@@ -74,7 +74,7 @@ def equalizing_factor(
 
 def _some_rows(weight: Tensor) -> Tensor:
     """At most about ENOUGH rows (O, I), in evenly spaced runs of ROWS: which factor is best, a part of them tells."""
-    return torch.cat(weight.split(ROWS)[:: -(-len(weight) // ENOUGH)])
+    return torch.cat(torch.split(weight, ROWS)[:: -(-len(weight) // ENOUGH)])
 
 
 def _factor(sizes: Tensor, columns: Tensor, p: float, q: float) -> Tensor:
