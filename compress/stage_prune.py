@@ -58,7 +58,7 @@ def plan_prune_stage(options: Prune, source: Checkpoint, target: Path, place: Pl
 
     return StagePlan(
         name="prune",
-        summary=f"prune {', '.join(axis for axis in plan.before if plan.cut(axis))} ({options.method})",
+        summary=f"prune {', '.join(_label(axis, options) for axis in plan.before if plan.cut(axis))}",
         source=source,
         result=Checkpoint(target, plan.config, planned_tensors(plan.shards, target)),
         shards=plan.shards,
@@ -67,6 +67,11 @@ def plan_prune_stage(options: Prune, source: Checkpoint, target: Path, place: Pl
         candidates=plan.table(),
         decide=decide if plan.tried else None,
     )
+
+
+def _label(axis: str, options: Prune) -> str:
+    by_score = axis == "layers" and options.method != "random"
+    return f"{axis} ({options.layer_score if by_score else options.method})"
 
 
 def _plan(options: Prune, goal: Target | Dims, source: Checkpoint, place: Place, most: int) -> PrunePlan:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from compress.progress import Advance, step
 from compress.walk_journal import Journal
 from compress.walk_model import Skeleton
 from prune.streamed import Streamed, divergence
@@ -49,30 +50,35 @@ def choose_layers(
         return sorted(scores.topk(keep).indices.tolist())
     source = model.final()
     candidates = saved[1]["candidates"] if saved else [*range(total)]
-    while len(removed) < total - keep:
-        damage = _damage(model, source, removed, [layer for layer in candidates if layer not in removed])
-        order = sorted(damage, key=lambda layer: damage[layer])
-        removed = [*removed, order[0]]
-        candidates = sorted(order[: RETRIED + total - keep])
-        journal.save("layers", {"removed": torch.tensor(removed)}, {"removed": removed, "candidates": candidates})
+    with step(f"which layers to drop, {total - keep} of {total}", (total - keep - len(removed)) * total) as advance:
+        while len(removed) < total - keep:
+            tried = [layer for layer in candidates if layer not in removed]
+            damage = _damage(model, source, (removed, tried), advance)
+            order = sorted(damage, key=lambda layer: damage[layer])
+            removed = [*removed, order[0]]
+            candidates = sorted(order[: RETRIED + total - keep])
+            journal.save("layers", {"removed": torch.tensor(removed)}, {"removed": removed, "candidates": candidates})
     return sorted({*range(total)}.difference(removed))
 
 
 @torch.no_grad()
-def _damage(model: Streamed, source: Tensor, removed: Sequence[int], candidates: Sequence[int]) -> dict[int, float]:
-    """KL(source || model without `removed` and one candidate), nats per token, by candidate."""
+def _damage(
+    model: Streamed, source: Tensor, layers: tuple[Sequence[int], Sequence[int]], advance: Advance
+) -> dict[int, float]:
+    """KL(source || model without the removed layers and one of those that are tried), nats per token, by the latter."""
+    removed, tried = layers
     common = model.start
     streams: dict[int, Tensor] = {}
     for layer in range(len(model.skeleton.blocks)):
-        if layer in removed:
-            continue
-        block = model.block(layer)
-        streams = {candidate: block(hidden) for candidate, hidden in streams.items()}
-        if layer in candidates:
-            streams[layer] = common
-        common = block(common)
-    head = model.head
-    return {layer: divergence((source, head), (model.norm(hidden), head)) for layer, hidden in streams.items()}
+        if layer not in removed:
+            block = model.block(layer)
+            streams = {candidate: block(hidden) for candidate, hidden in streams.items()}
+            if layer in tried:
+                streams[layer] = common
+            common = block(common)
+        advance(1)
+    found = divergence((source, model.head), [(model.norm(hidden), model.head) for hidden in streams.values()])
+    return dict(zip(streams, found, strict=True))
 
 
 @torch.no_grad()

@@ -77,7 +77,7 @@ class _Judge:
         directory.mkdir(parents=True)
         run_prune(plan, how, directory, self.device, advance)
         write_json(directory / "config.json", plan.config)
-        kl = divergence(self.reference, self._run(Checkpoint.open(directory)))
+        (kl,) = divergence(self.reference, [self._run(Checkpoint.open(directory))])
         shutil.rmtree(directory)
         return kl
 

@@ -1,6 +1,6 @@
 """A model that is run with one block in memory at a time, and how far apart two of them are on the same tokens."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import torch
@@ -50,21 +50,23 @@ class Streamed:
 
 
 @torch.no_grad()
-def divergence(source: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> float:
-    """KL(source ‖ other) in nats per token, of each the final states (N, T, D) and the head (V, D).
+def divergence(source: tuple[Tensor, Tensor], others: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
+    """KL(source ‖ other) in nats per token of each other one, all given as final states (N, T, D) and head (V, D).
 
     Raises:
-        Refused: it is not finite.
+        Refused: one is not finite.
     """
-    (p_states, p_head), (q_states, q_head) = source, other
-    pairs = zip(*(torch.split(states.flatten(0, 1), CHUNK) for states in (p_states, q_states)), strict=True)
-    total = 0.0
-    for p_part, q_part in pairs:
-        p, q = (F.log_softmax(part @ head.t(), dim=-1) for part, head in ((p_part, p_head), (q_part, q_head)))
-        total += float(F.kl_div(q, p, log_target=True, reduction="sum"))
-    if not total < torch.inf:
+    parts = [torch.split(states.flatten(0, 1), CHUNK) for states, _ in (source, *others)]
+    heads = [head for _, head in (source, *others)]
+    totals = [0.0] * len(others)
+    for chunk in zip(*parts, strict=True):
+        logs = (F.log_softmax(part @ head.t(), dim=-1) for part, head in zip(chunk, heads, strict=True))
+        p = next(logs)
+        for at, q in enumerate(logs):  # one at a time: a chunk's logits are as large as the vocabulary
+            totals[at] += float(F.kl_div(q, p, log_target=True, reduction="sum"))
+    if not all(total < torch.inf for total in totals):
         raise Refused("the divergence of a pruned model from its source is NaN or infinite: check the source model")
-    return total / p_states.shape[:2].numel()
+    return [total / source[0].shape[:2].numel() for total in totals]
 
 
 def _tail(model: Skeleton, device: torch.device) -> tuple[nn.Module, Tensor]:

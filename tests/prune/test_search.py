@@ -110,4 +110,4 @@ def test_a_run_makes_what_it_found(source, tmp_path):
     assert Checkpoint.open(tmp_path / "out").config["num_hidden_layers"] == 1
     run = json.loads((tmp_path / "out/evidence/run.json").read_text())
     assert [row["layers"] for row in run["stages"][0]["search"]] == [1, 2]
-    assert [section.title for section in stage_sections(run)] == ["Split: prune layers (obs)"]
+    assert [section.title for section in stage_sections(run)] == ["Split: prune layers (kl)"]
