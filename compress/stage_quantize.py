@@ -54,7 +54,7 @@ def plan_quantize_stage(options: Quantize, source: Checkpoint, target: Path, pla
 
         tokens = place.calibration_tokens(options.calibration, source)
         journal = target.with_name(f"{target.name}.journal")
-        calibration = Calibration(options.method, tokens, journal, place.trust_remote_code)
+        calibration = Calibration(options.method, tokens, journal, options.iterations, place.trust_remote_code)
         reports = run_calibrated(plan, calibration, directory, device, advance)
         seen = {"calibration_tokens": tokens.numel(), "expert_floor": EXPERT_FLOOR}
         return {"method": options.method, **seen, "blocks": reports}

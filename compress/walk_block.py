@@ -148,6 +148,11 @@ class Block:
         for name in names:
             self.linears[name].register_forward_pre_hook(lambda _, args: (rounding(args[0]),))
 
+    def rewind(self, inputs: Tensor) -> None:
+        """Put the inputs back that `groups` has replaced by outputs; the twin keeps its outputs."""
+        self.inputs.copy_(inputs)
+        self.finished = False
+
     def finish(self) -> None:
         """Replace the inputs by the outputs of the block as it is now, unless `groups` has done so; the twin's too."""
         if not self.finished:

@@ -24,7 +24,7 @@ from compress.walk import walk
 from compress.walk_journal import Journal
 from compress.writer import ShardWriter
 from quant.calibrated_block import quantize_block, restore_block, solve_alone
-from quant.methods import METHODS, Method
+from quant.methods import ITERATIONS, METHODS, Method
 from quant.plan import QuantizePlan
 
 __all__ = ["Calibration", "run_calibrated"]
@@ -37,12 +37,14 @@ class Calibration:
     method             a key of METHODS
     tokens             (N, T) int64, the same on every rank
     journal            a folder for finished blocks, kept if the run is killed, removed when it is done
+    iterations         of learned rounding, for methods that have it
     trust_remote_code  run Python code that the checkpoint brings
     """
 
     method: str
     tokens: Tensor
     journal: Path
+    iterations: int = ITERATIONS
     trust_remote_code: bool = False
 
 
@@ -77,12 +79,12 @@ def _walk(
     assignments = {assignment.module.name: assignment for assignment in plan.quantized}
     method, code = METHODS[calibration.method], calibration.trust_remote_code
     for block in walk(
-        plan.checkpoint, calibration.tokens, device=device, reference=method.propagate, trust_remote_code=code
+        plan.checkpoint, calibration.tokens, device=device, reference=method.reference, trust_remote_code=code
     ):
         mine = {name: assignments[name] for name in block.linears if name in assignments}
         saved = journal.load(block.name)
         if saved is None:
-            tensors, report = quantize_block(block, mine, method)
+            tensors, report = quantize_block(block, mine, method, iterations=calibration.iterations)
             journal.save(block.name, tensors, report)
         else:
             report = saved[1]
@@ -130,5 +132,5 @@ def _key(plan: QuantizePlan, calibration: Calibration) -> str:
     tokens = hashlib.sha256(calibration.tokens.contiguous().numpy().tobytes()).hexdigest()
     formats = {a.module.name: [a.fmt.name, dict(a.fmt.options)] for a in plan.quantized if a.fmt}
     stand = [(str(info.path), info.path.stat().st_mtime_ns) for info in plan.checkpoint.tensors.values()]
-    whole = [calibration.method, tokens, list(calibration.tokens.shape), formats, stand]
+    whole = [calibration.method, calibration.iterations, tokens, list(calibration.tokens.shape), formats, stand]
     return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]

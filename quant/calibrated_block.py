@@ -14,7 +14,8 @@ from compress.walk import Block, Group
 from quant.activations import input_scale_name
 from quant.folding import Folded, equalize
 from quant.format import Format, dequantize, stored
-from quant.methods import Method
+from quant.learned_block import Learning, learn_block
+from quant.methods import ITERATIONS, Method
 from quant.methods.blocks import row_range
 from quant.methods.solve import Inputs, Solution, aim, importance, prepare, solve
 from quant.plan import Assignment
@@ -26,8 +27,19 @@ Stored = dict[str, Tensor]  # by tensor name
 
 
 def quantize_block(
-    block: Block, assignments: Mapping[str, Assignment], method: Method
+    block: Block, assignments: Mapping[str, Assignment], method: Method, *, iterations: int = ITERATIONS
 ) -> tuple[Stored, dict[str, Any]]:
+    """Solve the linears of a block, which computes with the result from here on.
+
+    Args:
+        iterations: of learned rounding, where the method has it.
+
+    Returns:
+        tensors to store, by name; what was done, as plain data.
+
+    Raises:
+        Refused: a weight or statistics that are not finite, or a linear that no calibration token reached.
+    """
     formats = {name: assignment.fmt for name, assignment in assignments.items() if assignment.fmt}
     folded: dict[str, Folded] = {}
     tensors: Stored = {}
@@ -36,18 +48,28 @@ def quantize_block(
         folded = equalize(block, formats, dtype, partial(_cost, method))
         tensors |= _changed(block, folded, formats, dtype)
     scales = input_scales(block, formats, next(iter(assignments.values())).module.weight.dtype) if formats else {}
-    layers: dict[str, Any] = {}
+    solutions: dict[str, Solution] = {}
+    roundings: dict[str, Any] = {}
+    before = block.inputs.clone() if method.learn else None
     factors = {reader: fold.factor for fold in folded.values() for reader in fold.readers}
     for group in block.groups([*formats], factors):
-        found, reports = _quantize_group(group, assignments, method)
+        solutions |= _quantize_group(group, assignments, method)
         group.rounding = input_rounding(group.names[0], formats[group.names[0]], scales)
-        tensors |= found
-        layers |= reports
-    for name in formats.keys() - layers.keys():
+        roundings |= dict.fromkeys(group.names, group.rounding)
+    for name in formats.keys() - solutions.keys():
         raise Refused(f"no calibration token reached {name}: add it to ignore or use method rtn")
     ratios = {producer: fold.ratio for producer, fold in folded.items()}
-    report = {"block": block.name, "factors": ratios, "layers": layers, "expert_tokens": block.expert_tokens()}
-    return tensors | scales, report
+    report = {"block": block.name, "factors": ratios, "expert_tokens": block.expert_tokens()}
+    if before is not None and formats:
+        block.rewind(before)
+        solutions, report["learned"] = learn_block(block, solutions, Learning(iterations, formats, roundings))
+        for name, rounding in roundings.items():
+            if rounding:
+                block.round_inputs([name], rounding)
+    for name, solution in solutions.items():
+        tensors |= _stored(solution, assignments[name])
+    layers = {name: solution.report.to_json() for name, solution in solutions.items()}
+    return tensors | scales, report | {"layers": layers}
 
 
 def _cost(method: Method, group: Group) -> Tensor:
@@ -65,28 +87,22 @@ def _changed(block: Block, producers: Collection[str], formats: Mapping[str, For
     return found
 
 
-def _quantize_group(
-    group: Group, assignments: Mapping[str, Assignment], method: Method
-) -> tuple[Stored, dict[str, Any]]:
+def _quantize_group(group: Group, assignments: Mapping[str, Assignment], method: Method) -> dict[str, Solution]:
     """Solve the linears of a group, those that engines fuse together: they share a scale that spans them."""
     seen = group.statistics
     try:
         inputs = prepare(seen.hessian, seen.tokens, method, seen.drift)
         weights = {name: aim(weight, inputs) for name, weight in zip(group.names, group.weights, strict=True)}
-        solved = [
-            (part, _solve(part, weights, assignments[part[0]], method, inputs)) for part in _parts(group, assignments)
-        ]
+        solved = {
+            part: _solve(part, weights, assignments[part[0]], method, inputs) for part in _parts(group, assignments)
+        }
     except ValueError as error:
         raise Refused(f"{', '.join(group.names)} cannot be quantized: {error}") from error
-    tensors: Stored = {}
-    reports: dict[str, Any] = {}
-    for part, solution in solved:
-        reports |= {name: solution.report.to_json() for name in part}
-        for name, (found, rounded) in _unstack(part, solution, assignments).items():
-            tensors |= found
-            weights[name] = rounded
-    group.replace([weights[name] for name in group.names])
-    return tensors, reports
+    found: dict[str, Solution] = {}
+    for part, solution in solved.items():
+        found |= _unstack(part, solution, assignments)
+    group.replace([found[name].rounded for name in group.names])
+    return found
 
 
 def _parts(group: Group, assignments: Mapping[str, Assignment]) -> list[tuple[str, ...]]:
@@ -108,20 +124,26 @@ def _solve(
     return solve(stacked, fmt, method, inputs, absmax=absmax, dtype=assignment.module.weight.dtype)
 
 
-def _unstack(
-    part: Sequence[str], solution: Solution, assignments: Mapping[str, Assignment]
-) -> dict[str, tuple[Stored, Tensor]]:
-    found: dict[str, tuple[Stored, Tensor]] = {}
+def _unstack(part: Sequence[str], solution: Solution, assignments: Mapping[str, Assignment]) -> dict[str, Solution]:
+    """Each layer's rows of a solution that was found for all of a part."""
+    found: dict[str, Solution] = {}
     start = 0
     for name in part:
         module, fmt = assignments[name].module, assignments[name].fmt
         assert fmt is not None
-        stop = start + module.shape[0]
-        scales = row_range(solution.scales, fmt.block, start, stop) if len(part) > 1 else solution.scales
-        tensors = stored(solution.codes[start:stop], scales, fmt, module.shape, module.weight.dtype)
-        found[name] = ({f"{name}.{suffix}": t for suffix, t in tensors.items()}, solution.rounded[start:stop])
-        start = stop
+        rows = slice(start, start + module.shape[0])
+        scales = row_range(solution.scales, fmt.block, rows.start, rows.stop) if len(part) > 1 else solution.scales
+        own = (solution.codes[rows], scales, solution.rounded[rows], solution.before[rows])
+        found[name] = Solution(*own, solution.report)
+        start = rows.stop
     return found
+
+
+def _stored(solution: Solution, assignment: Assignment) -> Stored:
+    module, fmt = assignment.module, assignment.fmt
+    assert fmt is not None
+    tensors = stored(solution.codes, solution.scales, fmt, module.shape, module.weight.dtype)
+    return {f"{module.name}.{suffix}": tensor for suffix, tensor in tensors.items()}
 
 
 def restore_block(block: Block, assignments: Mapping[str, Assignment], tensors: Stored) -> None:
@@ -154,4 +176,4 @@ def solve_alone(assignment: Assignment, weight: Tensor, method: Method) -> tuple
         solution = _solve([name], {name: weight.float()}, assignment, alone, inputs)
     except ValueError as error:
         raise Refused(f"{name} cannot be quantized: {error}") from error
-    return _unstack([name], solution, {name: assignment})[name][0], {"layers": {name: solution.report.to_json()}}
+    return _stored(solution, assignment), {"layers": {name: solution.report.to_json()}}

@@ -9,7 +9,7 @@ from compress.errors import RecipeError
 from quant.activations import input_scale_name
 from quant.format import Format
 from quant.formats import make_format
-from quant.methods import DEFAULTS, METHODS
+from quant.methods import DEFAULTS, ITERATIONS, METHODS
 
 __all__ = ["Override", "Quantize"]
 
@@ -54,6 +54,7 @@ class Quantize(FormatOptions):
     """One quantization stage; without a method it takes the format's default."""
 
     method: str
+    iterations: int = Field(default=ITERATIONS, gt=0)
     calibration: Calibration = Calibration()
     targets: tuple[str, ...] = Field(default=("Linear",), min_length=1)
     ignore: tuple[str, ...] = ("lm_head",)
@@ -74,6 +75,9 @@ class Quantize(FormatOptions):
             raise ValueError(f"format {self.format!r} is for every layer: leave overrides out, or name another format")
         if not METHODS[self.method].calibrated:
             self._refuse_static()
+        if "iterations" in self.model_fields_set and not METHODS[self.method].learn:
+            learns = " or ".join(name for name, method in METHODS.items() if method.learn)
+            raise ValueError(f"method {self.method!r} does not iterate: leave iterations out, or use {learns}")
         own = method != "compressed-tensors"
         if own and METHODS[self.method].calibrated:
             raise ValueError(f"format {self.format!r} chooses its own codes, so method {self.method!r} cannot: use rtn")

@@ -7,12 +7,13 @@ measurements of docs/LOG.md. A method is a choice of steps, each in a file of it
     compensate  codes one column at a time, errors passed on    gptq.py
     propagate   aim at what the unquantized model outputs       propagate.py
     equalize    channel factors folded into the layer before    equalize.py
+    learn       codes moved towards the source's block outputs  learned.py
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["DEFAULTS", "METHODS", "Method"]
+__all__ = ["DEFAULTS", "ITERATIONS", "METHODS", "Method"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,12 @@ class Method:
     compensate: bool = False
     propagate: bool = False
     equalize: bool = False
+    learn: bool = False
+
+    @property
+    def reference(self) -> bool:
+        """It also needs what the unquantized model computes."""
+        return self.propagate or self.learn
 
 
 METHODS: Mapping[str, Method] = {
@@ -40,7 +47,15 @@ METHODS: Mapping[str, Method] = {
     "awq-gptaq": Method(
         "the same, aimed at the unquantized model's outputs", compensate=True, propagate=True, equalize=True
     ),
+    "learned": Method(
+        "awq-gptq, then codes learned towards the unquantized block's outputs",
+        compensate=True,
+        equalize=True,
+        learn=True,
+    ),
 }
+
+ITERATIONS = 200  # of learned rounding
 
 DEFAULTS: Mapping[str, str] = {  # of formats not named here: rtn
     "int4": "awq-gptq",

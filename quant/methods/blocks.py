@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quant.format import Format, Scales
 
-__all__ = ["block_sums", "column", "pick", "reconstruct", "row_range"]
+__all__ = ["block_sums", "column", "pick", "reconstruct", "row_range", "spread"]
 
 Block = tuple[int | None, int | None]
 
@@ -23,6 +23,12 @@ def block_sums(values: Tensor, block: Block) -> Tensor:
     padded = torch.nn.functional.pad(values, (0, -values.shape[1] % columns, 0, -values.shape[0] % rows))
     high, wide = padded.shape[0] // rows, padded.shape[1] // columns
     return padded.reshape(high, rows, wide, columns).sum(dim=(1, 3))
+
+
+def spread(values: Tensor, block: Block, shape: tuple[int, int]) -> Tensor:
+    """One value per block, (rows of blocks, columns of blocks), as one per weight: `shape` (O, I)."""
+    rows, columns = block[0] or shape[0], block[1] or shape[1]
+    return values.repeat_interleave(rows, 0)[: shape[0]].repeat_interleave(columns, 1)[:, : shape[1]]
 
 
 def column(scales: Scales, block: Block, index: int) -> Scales:

@@ -94,8 +94,8 @@ def _cholesky(hessian: Tensor, damping: float) -> tuple[Tensor, Tensor, float]:
     raise ValueError(f"the input statistics are not positive definite even with damping {damping / 10:g}")
 
 
-def gptq(weight: Tensor, fmt: Format, scales: Scales, factor: Factor) -> tuple[Tensor, Tensor]:
-    """Codes that minimize the output error under fixed scales, and the float32 weight they decode to.
+def gptq(weight: Tensor, fmt: Format, scales: Scales, factor: Factor) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes that minimize the output error under fixed scales.
 
     Args:
         weight: (O, I) float32; the rows of layers with the same input may be stacked.
@@ -104,7 +104,8 @@ def gptq(weight: Tensor, fmt: Format, scales: Scales, factor: Factor) -> tuple[T
         factor: of the input statistics.
 
     Returns:
-        codes as `fmt.encode` gives them, (O, I); the weight an engine computes with, (O, I).
+        codes as `fmt.encode` gives them, (O, I); the float32 weight that they decode to, (O, I); and the one that was
+        rounded to them, (O, I): `weight` with what each column took up of the errors before it.
     """
     work = weight.float().t()[factor.order]  # (I, O) and in order: a column is contiguous
     codes: list[Tensor] = []
@@ -120,9 +121,10 @@ def gptq(weight: Tensor, fmt: Format, scales: Scales, factor: Factor) -> tuple[T
             codes.append(fmt.encode(now[:, None], one))
             rounded[at] = fmt.decode(codes[-1], one)[:, 0]
             errors[at - start] = (now - rounded[at]) / pivots[at]
+            work[at] = now
         work[stop:].addmm_(factor.upper[start:stop, stop:].t(), errors, alpha=-1)
     place = torch.argsort(factor.order)
-    return torch.cat(codes, dim=1)[:, place], rounded.t()[:, place]
+    return torch.cat(codes, dim=1)[:, place], rounded.t()[:, place], work.t()[:, place]
 
 
 def _invert(lower: Tensor) -> Tensor:

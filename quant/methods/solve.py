@@ -62,11 +62,12 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Solution:
-    """Codes and scales of one weight, and the float32 weight (O, I) an engine computes with."""
+    """Codes and scales of one weight (O, I), and float32 what an engine computes with and what was rounded to it."""
 
     codes: Tensor
     scales: Scales
     rounded: Tensor
+    before: Tensor
     report: LayerReport
 
 
@@ -124,13 +125,13 @@ def solve(
     if method.search:
         scales = search_scales(weight, fmt, inputs.importance, absmax, dtype)
     if inputs.factor is None:
-        codes = fmt.encode(weight, scales)
+        codes, before = fmt.encode(weight, scales), weight
         rounded = fmt.decode(codes, scales)
     else:
-        codes, rounded = gptq(weight, fmt, scales, inputs.factor)
+        codes, rounded, before = gptq(weight, fmt, scales, inputs.factor)
     require_finite(scales)
     report = _report(weight, rounded, reconstruct(weight, fmt, nearest), inputs)
-    return Solution(codes, scales, rounded, report)
+    return Solution(codes, scales, rounded, before, report)
 
 
 def output_error(delta: Tensor, hessian: Tensor) -> Tensor:

@@ -104,7 +104,7 @@ def calibrated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Path, lis
     ) -> tuple[Path, list[dict[str, Any]]]:
         plan = plan_for(directory, fmt, ignore)
         out.mkdir(parents=True)
-        wanted = Calibration(method, calibration(), out.parent / "journal")
+        wanted = Calibration(method, calibration(), out.parent / "journal", iterations=5)
         reports = run_calibrated(plan, wanted, out, torch.device("cpu"), advance)
         write_json(out / "config.json", plan.config)
         for file in plan.checkpoint.side_files:

@@ -63,7 +63,7 @@ def textbook_gptq(weight, fmt, scales, hessian, damping):
 def test_gptq_equals_the_textbook_loop(fmt):
     weight, absmax, hessian = problem()
     scales = rtn(weight, fmt, absmax)
-    codes, rounded = gptq(weight, fmt, scales, factorize(hessian, damping=0.01))
+    codes, rounded, _ = gptq(weight, fmt, scales, factorize(hessian, damping=0.01))
     expected = textbook_gptq(weight, fmt, scales, hessian, 0.01)
     assert torch.equal(fmt.decode(codes, scales), rounded)
     # a float32 update may land on the other side of a tie; one such code may move its whole row
@@ -74,7 +74,7 @@ def test_gptq_equals_the_textbook_loop(fmt):
 def test_gptq_without_correlation_is_round_to_nearest(fmt):
     weight, absmax, _ = problem()
     scales = rtn(weight, fmt, absmax)
-    codes, rounded = gptq(weight, fmt, scales, factorize(torch.eye(COLUMNS), damping=0.01))
+    codes, rounded, _ = gptq(weight, fmt, scales, factorize(torch.eye(COLUMNS), damping=0.01))
     assert torch.equal(rounded, reconstruct(weight, fmt, scales))
     assert torch.equal(codes.float(), fmt.encode(weight, scales).float())
 
@@ -102,8 +102,8 @@ def test_each_method_lowers_the_output_error_of_the_one_before(fmt):
 
     start = rtn(weight, fmt, absmax)
     found = search_scales(weight, fmt, factor.importance, absmax, torch.bfloat16)
-    _, on_rtn_scales = gptq(weight, fmt, start, factor)
-    _, rounded = gptq(weight, fmt, found, factor)
+    _, on_rtn_scales, _ = gptq(weight, fmt, start, factor)
+    _, rounded, _ = gptq(weight, fmt, found, factor)
     assert error(rounded) < error(reconstruct(weight, fmt, found))
     assert error(on_rtn_scales) < error(reconstruct(weight, fmt, start))
     assert error(rounded) <= error(on_rtn_scales)
@@ -115,7 +115,7 @@ def test_a_column_no_token_activates_keeps_its_weights():
     hessian[5] = hessian[:, 5] = 0
     scales = rtn(weight, fmt, absmax)
     factor = factorize(hessian, damping=0.01)
-    _, rounded = gptq(weight, fmt, scales, factor)
+    _, rounded, _ = gptq(weight, fmt, scales, factor)
     assert factor.dead == 1
     assert torch.equal(rounded[:, 5], reconstruct(weight, fmt, scales)[:, 5])
 

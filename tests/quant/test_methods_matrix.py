@@ -44,6 +44,9 @@ CASES = [
     ("deepseek-v3", "search", "fp8", {"strategy": "tensor", "inputs": "static"}),
     ("gpt-oss", "awq-gptq", "int4", G32),
     ("qwen2", "rtn", "bf16", {}),
+    ("qwen2", "learned", "int4", {**G32, "iterations": 8}),
+    ("qwen3-moe", "learned", "nvfp4", {"activations": True, "iterations": 8}),
+    ("gpt-oss", "learned", "mxfp4", {"iterations": 8}),
 ]
 IDS = ["-".join((kind, method, name, *map(str, options.values()))) for kind, method, name, options in CASES]
 CPU = torch.device("cpu")
@@ -59,8 +62,8 @@ def walked(monkeypatch):
     weights, last = {}, []
     original = calibrated.quantize_block
 
-    def recording(block, assignments, method):
-        result = original(block, assignments, method)
+    def recording(block, assignments, method, **more):
+        result = original(block, assignments, method, **more)
         weights.update({name: block.linears[name].weight.clone() for name in assignments})
         last[:] = [block]
         return result

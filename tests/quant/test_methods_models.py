@@ -11,10 +11,11 @@ from compress import walk_block
 from compress.checkpoint import Checkpoint
 from compress.errors import Refused
 from compress.walk import walk
-from quant import folding
+from quant import folding, learned_block
 from quant.calibrated import Calibration, _key
 from quant.calibrated_block import quantize_block
 from quant.folding import Fold, equalize
+from quant.format import dequantize
 from quant.formats import make_format
 from quant.loader import load_model
 from quant.methods import METHODS
@@ -55,9 +56,9 @@ def plan_for(directory, fmt, ignore=("lm_head",)):
 def test_what_the_walk_computed_is_what_the_files_say(name, method, tiny_models, calibrated, tmp_path):
     source, fmt = tiny_models("qwen2"), make_format(name, **FORMATS[name])
     assignments = {a.module.name: a for a in plan_for(source, fmt).quantized}
-    for block in walk(Checkpoint.open(source), tokens(), device=CPU, reference=METHODS[method].propagate):
+    for block in walk(Checkpoint.open(source), tokens(), device=CPU, reference=METHODS[method].reference):
         mine = {name: assignments[name] for name in block.linears}
-        quantize_block(block, mine, METHODS[method])
+        quantize_block(block, mine, METHODS[method], iterations=5)
     out, _ = calibrated(source, fmt, method, tmp_path / "out")
     model, states = load_model(out).model, {}
     model.model.layers[-1].register_forward_hook(lambda m, args, output: states.update(hidden=output))
@@ -98,7 +99,8 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize(
-    ("kind", "method"), [("qwen2", "awq-gptq"), ("qwen3-moe", "awq-gptq"), ("qwen3-moe", "awq-gptaq")]
+    ("kind", "method"),
+    [("qwen2", "awq-gptq"), ("qwen3-moe", "awq-gptq"), ("qwen3-moe", "awq-gptaq"), ("qwen2", "learned")],
 )
 def test_a_killed_run_goes_on_and_gives_the_same_bytes(kind, method, tiny_models, calibrated, tmp_path):
     source, fmt = tiny_models(kind), make_format("int4", group_size=32)
@@ -169,3 +171,45 @@ def test_aiming_at_the_unquantized_outputs_ends_closer_to_them(tiny_models):
             quantize_block(block, {name: assignments[name] for name in block.linears}, METHODS[method])
         errors[method] = float((block.inputs - block.twin.inputs).norm())
     assert errors["awq-gptaq"] < 0.98 * errors["awq-gptq"]
+
+
+@pytest.mark.parametrize("name", ["int4", "mxfp4", "nvfp4"])
+def test_learning_ends_closer_to_the_unquantized_outputs(name, tiny_models):
+    source, fmt = tiny_models("llama"), make_format(name, **({"group_size": 32} if name == "int4" else {}))
+    assignments = {a.module.name: a for a in plan_for(source, fmt).quantized}
+    seen = tokens(64)
+    errors = {}
+    for method in ("awq-gptq", "learned"):
+        for block in walk(Checkpoint.open(source), seen, device=CPU, reference=True):
+            mine = {name: assignments[name] for name in block.linears}
+            stored, report = quantize_block(block, mine, METHODS[method], iterations=40)
+            if method == "learned":
+                assert report["learned"]["loss_after"] < report["learned"]["loss_before"]
+            rounded = dequantize_all(stored, mine)
+            assert all(torch.equal(block.linears[each].weight, rounded[each]) for each in mine)
+            block.finish()
+        errors[method] = float((block.inputs - block.twin.inputs).norm())
+    assert errors["learned"] < 0.97 * errors["awq-gptq"]
+
+
+def test_learning_never_makes_a_block_worse(tiny_models, monkeypatch):
+    monkeypatch.setattr(learned_block, "RATE", 50.0)  # no iterate can be any good
+    source, fmt = tiny_models("llama"), make_format("int4", group_size=32)
+    assignments = {a.module.name: a for a in plan_for(source, fmt).quantized}
+    found = {}
+    for method in ("awq-gptq", "learned"):
+        block = next(walk(Checkpoint.open(source), tokens(), device=CPU, reference=True))
+        mine = {name: assignments[name] for name in block.linears}
+        found[method], report = quantize_block(block, mine, METHODS[method], iterations=5)
+        block.finish()
+        found[method] |= {"outputs": block.inputs}
+    assert report["learned"]["loss_after"] == report["learned"]["loss_before"]
+    assert all(torch.equal(tensor, found["learned"][name]) for name, tensor in found["awq-gptq"].items())
+
+
+def dequantize_all(stored, assignments):
+    found = {}
+    for name, assignment in assignments.items():
+        own = {key.removeprefix(f"{name}."): tensor for key, tensor in stored.items() if key.startswith(f"{name}.")}
+        found[name] = dequantize(own, assignment.fmt, assignment.module.shape)
+    return found

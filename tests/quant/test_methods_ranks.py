@@ -23,6 +23,7 @@ CASES = {  # experts in files of their own, fused in one tensor, and fused in a 
     "qwen3-moe": ("awq-gptaq", "int4", {"group_size": 32}),
     "fused": ("search", "nvfp4", {"activations": True}),
     "gpt-oss": ("awq", "mxfp4", {}),
+    "qwen2": ("learned", "int4", {"group_size": 32}),
 }
 
 
@@ -50,7 +51,7 @@ def quantize_all(sources, out):
         source = Checkpoint.open(sources[kind])
         plan = plan_quantize(source, fmt, targets=("Linear",), ignore=("lm_head",), max_shard_size=1 << 40)
         folder.mkdir(parents=True, exist_ok=True)
-        calibration = Calibration(method, tokens, out / f"{kind}.journal")
+        calibration = Calibration(method, tokens, out / f"{kind}.journal", iterations=7)
         reports = run_calibrated(plan, calibration, folder, torch.device("cpu"), lambda done: None)
         rank = dist.get_rank() if dist.is_initialized() else 0
         (folder / f"report{rank}.json").write_text(json.dumps(reports))
