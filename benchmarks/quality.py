@@ -71,6 +71,11 @@ class Row:
 
 ROWS = (
     *(Row("ours", name, method, options) for name, options in FORMATS.items() for method in OURS),
+    *(
+        Row("ours", name, f"learned-{n}-iterations", {**FORMATS[name], "method": "learned", "iterations": n})
+        for name in ("int4-g64", "int4-g32", "mxfp4", "nvfp4")
+        for n in (16, 50, 200)
+    ),
     *(Row("llmc", "int4-g64", method, {"group_size": 64}) for method in ("rtn", "gptq", "awq")),
     *(Row("llmc", "int4-g32", method, {"group_size": 32}) for method in ("rtn", "gptq", "awq")),
     Row("llmc", "mxfp4", "rtn", {"scheme": "MXFP4A16"}),

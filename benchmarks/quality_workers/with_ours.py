@@ -17,7 +17,7 @@ from evals.samples import load_samples
 
 def main() -> None:
     request = Request()
-    quantize = {**request.options, "method": request.method, "calibration": request.calibration}
+    quantize = {"method": request.method, **request.options, "calibration": request.calibration}
     stage = Stage.model_validate({"quantize": quantize})
     evaluated = [
         load_samples(kind, kind=kind, source=source, count=count)  # type: ignore[arg-type]
