@@ -16,6 +16,7 @@ from markupsafe import Markup
 from compress.amounts import format_bytes, format_change, format_loss, format_score
 from compress.fit import fit_lines
 from compress.kv_report import sections, token_bytes
+from compress.layer_errors import layer_errors
 from compress.pictures import Interval, forest, learning, ratios, scatter, steps
 from compress.report import COLUMNS, claim, headline, metric_cells, place
 from compress.sample_view import Sides, View, views, worst
@@ -188,15 +189,8 @@ def _stage(stage: Mapping[str, Any]) -> dict[str, Any]:
         "seconds": stage.get("seconds"),
         "changed": [_layer(layer) for layer in stage["layers"] if not layer["reason"]],
         "left": [_layer(layer) for layer in stage["layers"] if layer["reason"]],
-        "errors": _errors(stage.get("report", {}).get("blocks", ())),
+        "errors": layer_errors(stage.get("report", {})),
     }
-
-
-def _errors(blocks: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    """Layers whose output changed most, and what rounding to nearest would have done; only calibrated stages tell."""
-    layers = {name: found for block in blocks for name, found in block.get("layers", {}).items() if "error" in found}
-    highest = sorted(layers.items(), key=lambda item: -item[1]["error"])[:WORST]
-    return [(name, f"{found['error']:.3%}", f"{found['nearest']:.3%}") for name, found in highest]
 
 
 def _layer(layer: Mapping[str, Any]) -> dict[str, Any]:

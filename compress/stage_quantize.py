@@ -1,5 +1,6 @@
 """The quantize stage: rounding that streams, calibrated methods, and the way back to 16 bits."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,12 @@ def plan_quantize_stage(options: Quantize, source: Checkpoint, target: Path, pla
     if options.format == "bf16" and quantization_block(source.config) is not None:
         return _plan_dequantize(source, target, place)
     plan = quantize_plan(options, source, place)
+    layers = _layers(plan)
+    bits = {row.name: round(8 * row.bytes_after / math.prod(row.shape), 3) for row in layers if not row.reason}
 
     def stream(directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
-        run_streaming(plan, directory, device, advance)
-        return {}
+        errors = run_streaming(plan, directory, device, advance)
+        return {"method": options.method, "bits": bits, "weight_errors": errors}
 
     def calibrate(directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
         # bring the model code, which streaming does not need
@@ -57,7 +60,7 @@ def plan_quantize_stage(options: Quantize, source: Checkpoint, target: Path, pla
         calibration = Calibration(options.method, tokens, journal, options.iterations, place.trust_remote_code)
         reports = run_calibrated(plan, calibration, directory, device, advance)
         seen = {"calibration_tokens": tokens.numel(), "expert_floor": EXPERT_FLOOR}
-        return {"method": options.method, **seen, "blocks": reports}
+        return {"method": options.method, **seen, "bits": bits, "blocks": reports}
 
     return StagePlan(
         name="quantize",
@@ -65,7 +68,7 @@ def plan_quantize_stage(options: Quantize, source: Checkpoint, target: Path, pla
         source=source,
         result=Checkpoint(target, plan.config, planned_tensors(plan.shards, target)),
         shards=plan.shards,
-        layers=_layers(plan),
+        layers=layers,
         write=calibrate if METHODS[options.method].calibrated else stream,
     )
 

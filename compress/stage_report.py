@@ -3,6 +3,9 @@
 run.json then holds
 
     stages[].report.curve   of a distill stage: step, kl (held out, nats per token), loss (mean since the entry before)
+    stages[].report.bits            of a quantize stage: layer -> stored bits per weight
+    stages[].report.weight_errors   of one that rounds to nearest: layer -> squared error of its weights, relative
+    stages[].report.blocks[].layers of a calibrated one: layer -> error, squared, of its output, relative; and more
     stages[].report.blocks[].expert_tokens   of a calibrated quantize stage: tokens the router sent to each expert
     stages[].report.expert_floor             tokens of each batch that every expert is shown at least
     stages[].search         of a stage that tried several sizes, best first: a row each of dims, parameters and kl

@@ -41,9 +41,13 @@ class Kernel:
 
     def __call__(self, weight: Tensor, absmax: Tensor | None = None) -> dict[str, Tensor]:
         """Tensors to store for a run of rows (R, I); R is a multiple of `ROWS` unless it is the last run."""
+        return self.fmt.pack(*self.rounded(weight, absmax))
+
+    def rounded(self, weight: Tensor, absmax: Tensor | None = None) -> tuple[Tensor, Scales]:
+        """The codes and scales of the same, not packed yet."""
         codes, scales = self.choose_and_encode(weight, absmax)
         require_finite(scales)
-        return self.fmt.pack(codes, scales)
+        return codes, scales
 
 
 def eager(fmt: Format, why: str = "not asked to compile") -> Kernel:

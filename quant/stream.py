@@ -1,7 +1,8 @@
 """Data-free quantization: read a run of rows, round it, write it at its place.
 
 Memory holds one run of the source and its codes, whatever the model's size. Formats whose scale needs the largest
-magnitude over layers that engines fuse read those weights once more beforehand.
+magnitude over layers that engines fuse read those weights once more beforehand. How far rounding moved each layer's
+weights is told from a sample on the way.
 """
 
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from quant.compiled import Kernel, compiled, eager, worth_compiling
 from quant.elements import largest_magnitude
 from quant.format import ROWS
 from quant.plan import Assignment, QuantizePlan
+from quant.weight_error import energies, relative_error
 
 __all__ = ["copy_tensor", "run_streaming"]
 
@@ -28,8 +30,8 @@ RUN_BYTES = 4 << 20  # of tensors carried over, held at a time
 
 def run_streaming(
     plan: QuantizePlan, directory: Path, device: torch.device, advance: Advance, *, compile_: bool | None = None
-) -> None:
-    """Write the planned shards into `directory`, rounding to nearest.
+) -> dict[str, float]:
+    """Write the planned shards into `directory`, rounding to nearest; the relative error of each layer's weights.
 
     Args:
         advance: called with source bytes as they are done.
@@ -42,6 +44,7 @@ def run_streaming(
     total = sum(assignment.module.weight.nbytes for assignment in plan.quantized)
     make = compiled if (worth_compiling(total) if compile_ is None else compile_) else eager
     kernels: dict[int, Kernel] = {}
+    errors: dict[str, float] = {}
     with ShardWriter(directory, plan.shards) as writer:
         for name, info in plan.copies.items():
             copy_tensor(name, info, plan.outputs[name].dtype, writer, advance)
@@ -49,7 +52,8 @@ def run_streaming(
             members = [by_name[name] for name in group]
             if (fmt := members[0].fmt) is not None:
                 kernel = kernels.setdefault(id(fmt), make(fmt))
-                _quantize_group(members, kernel, device, writer, advance)
+                errors |= _quantize_group(members, kernel, device, writer, advance)
+    return {name: errors[name] for name in by_name if name in errors}
 
 
 def copy_tensor(name: str, info: TensorInfo, dtype: torch.dtype, writer: ShardWriter, advance: Advance) -> None:
@@ -79,15 +83,18 @@ def _runs(info: TensorInfo, size: int = RUN_BYTES) -> Iterator[TensorInfo]:
 
 def _quantize_group(
     group: list[Assignment], kernel: Kernel, device: torch.device, writer: ShardWriter, advance: Advance
-) -> None:
+) -> dict[str, float]:
     """Modules that share one format, and where the format has one, its scale over all of them."""
     absmax = _absmax(group, device) if kernel.fmt.absmax_scope else None
+    errors: dict[str, float] = {}
     for assignment in group:
+        name = assignment.module.name
         try:
-            for suffix, tensor in _quantized(assignment.module, kernel, absmax, device, advance):
-                writer.append(f"{assignment.module.name}.{suffix}", tensor)
-        except ValueError as error:
-            raise Refused(f"{assignment.module.name} cannot be quantized: {error}") from error
+            error = _quantize(assignment.module, kernel, absmax, device, writer, advance)
+        except ValueError as problem:
+            raise Refused(f"{name} cannot be quantized: {problem}") from problem
+        errors |= {} if error is None else {name: error}
+    return errors
 
 
 def _absmax(group: list[Assignment], device: torch.device) -> Tensor:
@@ -95,13 +102,20 @@ def _absmax(group: list[Assignment], device: torch.device) -> Tensor:
     return torch.stack(runs).amax()
 
 
-def _quantized(
-    module: Module, kernel: Kernel, absmax: Tensor | None, device: torch.device, advance: Advance
-) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of one module, run by run: what is the same for every run comes once."""
-    for i, run in enumerate(_runs(module.weight, kernel.run_bytes)):
-        for suffix, tensor in kernel(read_tensor(run).to(device), absmax).items():
-            if i == 0 or suffix not in kernel.fmt.once:
-                yield suffix, tensor
+def _quantize(
+    module: Module, kernel: Kernel, absmax: Tensor | None, device: torch.device, writer: ShardWriter, advance: Advance
+) -> float | None:
+    """Write one module, run by run: what is the same for every run comes once. The error of its weights."""
+    start, moved = 0, []
+    for run in _runs(module.weight, kernel.run_bytes):
+        weight = read_tensor(run).to(device)
+        codes, scales = kernel.rounded(weight, absmax)
+        for suffix, tensor in kernel.fmt.pack(codes, scales).items():
+            if start == 0 or suffix not in kernel.fmt.once:
+                writer.append(f"{module.name}.{suffix}", tensor)
+        moved.append(energies(weight, codes, scales, kernel.fmt, start=start))
+        start += run.shape[0]
         advance(run.nbytes)
-    yield from kernel.fmt.constants(module.shape, module.weight.dtype).items()
+    for suffix, tensor in kernel.fmt.constants(module.shape, module.weight.dtype).items():
+        writer.append(f"{module.name}.{suffix}", tensor)
+    return relative_error(moved)

@@ -103,7 +103,7 @@ def test_hostile_names_stay_text_everywhere():
     stage = {"name": "s", "summary": ATTACK, "seconds": 1.0, "layers": [
         {"pattern": ATTACK, "count": 1, "shape": [2, 2], "becomes": ATTACK, "reason": reason, "bytes_before": 8,
          "bytes_after": 2} for reason in ("", ATTACK)],
-        "report": {"blocks": [{"layers": {ATTACK: {"error": 0.1, "nearest": 0.2}}}]}}  # fmt: skip
+        "report": {"blocks": [{"layers": {ATTACK: {"error": 0.1, "nearest": 0.2, "tokens": 9}}}]}}  # fmt: skip
     run = RUN | {"command": ATTACK, "source": ATTACK, "output": ATTACK, "stages": [stage]}
     gate = GATE | {"metrics": [METRIC | {"id": ATTACK, "reason": ATTACK, "data": ATTACK}], "warnings": [ATTACK]}
     sides = rows(text=ATTACK), rows(0.02, text=ATTACK)
@@ -192,21 +192,40 @@ def test_refused_evidence_without_numbers_is_shown():
     assert "two finished checkpoints were compared" in page.all("main")[0]["text"]
 
 
-def test_the_layers_with_the_largest_errors_come_first():
+def tables_of(report):
+    stage = {"name": "s", "summary": "s", "seconds": 1.0, "layers": [], "report": report}
+    page = Page(report_html(GATE, RUN | {"stages": [stage]}, PageInput({})))
+    return {t["text"].strip().splitlines()[0].partition(":")[0]: t["text"] for t in page.all("table")}, page
+
+
+def test_layers_whose_output_changed_most_come_first():
     layers = {f"layers.{i}": {"error": i / 1000, "nearest": 0.5, "tokens": 9} for i in range(12)}
     blocks = [{"layers": layers}, {"layers": {"kept": {"because": "not in targets"}}}]
-    stage = {"name": "quantize", "summary": "quantize", "seconds": 1.0, "layers": [], "report": {"blocks": blocks}}
-    page = Page(report_html(GATE, RUN | {"stages": [stage]}, PageInput({})))
-    table = next(t for t in page.all("table") if "relative to its energy" in t["text"])
-    assert table["text"].split()[-3:] == ["layers.4", "0.400%", "50.000%"]
-    assert "1.100%" in table["text"] and "kept" not in table["text"]
+    tables, page = tables_of({"blocks": blocks, "bits": {"layers.4": 4.254}})
+    worst = tables["Layers whose output changed most"]
+    assert worst.split()[-4:] == ["layers.4", "4.25", "0.400%", "50.000%"]
+    assert "1.100%" in worst and "kept" not in worst and "layers.3" not in worst
+    assert "layers.3" in tables["Every layer of"]
+    assert "error of the weights" not in page.all("main")[0]["text"]
 
 
-def test_blocks_of_a_stage_that_quantizes_nothing_have_no_errors():
+def test_a_layer_that_calibration_does_not_reach_is_marked():
+    layers = {"lm_head": {"error": 0.01, "nearest": 0.02, "tokens": 0}}
+    tables, _ = tables_of({"blocks": [{"layers": layers}]})
+    assert "lm_head (error of its weights: calibration does not reach it)" in tables["Layers whose output changed most"]
+    assert "Every layer of" not in tables
+
+
+def test_errors_of_weights_are_not_taken_for_errors_of_outputs():
+    tables, page = tables_of({"bits": {"a": 8.02}, "weight_errors": {"a": 0.00071, "b": 0.002}})
+    assert not any("output" in table for table in tables.values())
+    assert tables["Layers whose weights moved most"].split()[-6:] == ["b", "–", "0.200%", "a", "8.02", "0.071%"]
+    assert "and not of what the layers put out" in page.all("main")[0]["text"]
+
+
+def test_a_stage_that_quantizes_nothing_has_no_errors():
     blocks = [{"name": "model.layers.0", "kept": {"model.layers.0.mlp.down_proj": 96}, "experts": []}]
-    stage = {"name": "prune", "summary": "prune ffn", "seconds": 1.0, "layers": [], "report": {"blocks": blocks}}
-    page = Page(report_html(GATE, RUN | {"stages": [stage]}, PageInput({})))
-    assert not any("relative to its energy" in table["text"] for table in page.all("table"))
+    assert not any("Layers whose" in caption for caption in tables_of({"blocks": blocks})[0])
 
 
 def test_earlier_attempts_are_counted_and_listed():
