@@ -114,7 +114,9 @@ def show_preview(recipe: Recipe, source: Checkpoint, plans: Sequence[StagePlan],
     console = Console(highlight=False)
     console.print(Text("resolved recipe", style="bold"))
     console.print(
-        yaml.safe_dump(recipe.model_dump(mode="json", exclude_none=True), sort_keys=False).rstrip(), markup=False
+        yaml.safe_dump(recipe.model_dump(mode="json", exclude_none=True), sort_keys=False, width=1000).rstrip(),
+        markup=False,
+        soft_wrap=True,
     )
     for plan in plans:
         if plan.candidates:

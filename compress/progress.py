@@ -1,6 +1,7 @@
 """Progress on long work: bars with rates and remaining time on a terminal, one line per step elsewhere.
 
-Everything goes to standard error, so that `--json` on standard output stays clean.
+Everything goes to standard error, so that `--json` on standard output stays clean. Where there is no terminal a line is
+never wrapped: a log has no width, and a path in it must stay one word.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 __all__ = ["Advance", "console", "say", "step", "watched"]
 
@@ -28,7 +30,7 @@ WINDOW = 1800  # seconds that the remaining time is estimated from, where a unit
 
 def say(text: str) -> None:
     """One line about what happens now."""
-    console.print(f"[dim]·[/dim] {text}")
+    _print(Text.assemble(("·", "dim"), f" {text}"))
 
 
 @contextmanager
@@ -71,6 +73,10 @@ def _lines(text: str, total: int) -> Advance:
         fraction = done / total if total else 1.0
         if fraction >= shown + EVERY:
             shown = fraction
-            console.print(f"  {text}: {min(fraction, 1):.0%}")
+            _print(Text(f"  {text}: {min(fraction, 1):.0%}"))
 
     return advance
+
+
+def _print(line: Text) -> None:
+    console.print(line, soft_wrap=not console.is_terminal)

@@ -33,6 +33,14 @@ def test_a_bar_inside_a_step_shows_its_figures(shown):
     assert re.search(r"distil .*100%", text())
 
 
+def test_a_path_in_a_log_stays_one_word_and_no_markup(shown):
+    text, path = shown(False), "/out/" + "[bold]long/" * 30
+    progress.say(f"continuing from {path}")
+    with progress.step(path, 1) as advance:
+        advance(1)
+    assert text() == f"· continuing from {path}\n· {path}\n  {path}: 100%\n"
+
+
 def test_a_log_has_the_lines_alone(shown):
     text = shown(False)
     with progress.step("distil", 40) as advance, progress.watched("training", 4) as show:

@@ -56,8 +56,8 @@ def test_nothing_is_restored_where_nothing_was_lost(pair):
 def test_the_next_run_brings_the_old_output_back(killed, capsys):
     recover(Places(str(killed)))
     assert (killed / "who").read_text() == "out"
-    said = " ".join(capsys.readouterr().err.split())
-    assert said.endswith("is back: a run was killed while it replaced it")
+    said = capsys.readouterr().err
+    assert said.endswith("is back: a run was killed while it replaced it\n")
     assert sorted(os.listdir(killed.parent)) == ["new", "out"]
 
 
