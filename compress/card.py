@@ -3,6 +3,9 @@
 What people wrote stays: our section stands between two markers and is replaced as a whole. Front matter is carried
 over, licence included, but the results of another model (`model-index`), which a copied card may bring along. Our
 own results are written there only where a whole benchmark was measured and everything passed; a table shows the rest.
+
+The hub's other place for results, `.eval_results/*.yaml`, is left out: it feeds public leaderboards, and whether a data
+set has one, under which task id and in percent or not, stands in the data set's own repository and not in a run.
 """
 
 import re
@@ -113,24 +116,36 @@ def _formats(config: Mapping[str, Any]) -> list[str]:
 
 def _results(found: CardInput) -> list[dict[str, Any]]:
     """model-index entries: only of a PASS, only of a benchmark of which every sample was scored."""
-    data = found.lock["plan"]["data"]
-    measured = [(metric, data.get(metric["data"], {})) for metric in found.gate["metrics"]]
-    whole = [m for m, entry in measured if entry.get("source") in BENCHMARKS and entry.get("complete") == m["n"]]
-    return [_result(metric, data[metric["data"]]) for metric in whole if found.gate["verdict"] == "PASS"]
+    if found.gate["verdict"] != "PASS":
+        return []
+    return [_result(metric, *known) for metric in found.gate["metrics"] if (known := _benchmark(metric, found))]
 
 
-def _result(metric: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    name, kind = BENCHMARKS[data["source"]]
+def _benchmark(metric: Mapping[str, Any], found: CardInput) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The data set of a metric and how a task computes its figure; None for a part of one, or for one of your own."""
+    data = found.lock["plan"]["data"].get(metric["data"], {})
+    if data.get("source") in BENCHMARKS and data.get("complete") == metric["n"]:
+        name, kind = BENCHMARKS[data["source"]]
+        return {"name": name, "type": kind}, {}
+    task = found.run.get("tasks", {}).get(metric["data"], {})
+    if task.get("dataset") and task["documents"] == metric["n"]:
+        dataset = {"name": task["task"], "type": task["dataset"], "config": task["config"], "split": task["split"]}
+        how = {"harness": "lm-eval", **{key: task[key] for key in ("metric", "filter", "num_fewshot")}}
+        return {key: value for key, value in dataset.items() if value}, how
+    return None
+
+
+def _result(metric: Mapping[str, Any], dataset: Mapping[str, Any], how: Mapping[str, Any]) -> dict[str, Any]:
     names = ("baseline", "loss", "lower", "upper", "margin", "n")
     return {
         "task": {"type": "text-generation"},
-        "dataset": {"name": name, "type": kind},
+        "dataset": dict(dataset),
         "metrics": [
             {
                 "type": metric["kind"],
                 "name": metric["id"],
                 "value": metric["variant"],
-                "args": {name: metric[name] for name in names},
+                "args": {**{name: metric[name] for name in names}, **how},
             }
         ],
     }

@@ -52,6 +52,7 @@ class Measured:
     aa          sample set -> largest difference per token of two runs, nats (source only)
     tokenizer   what the tokenizer is made of, as loaded
     kv_cache    what the quantized KV cache held, None for 16 bits
+    tasks       task -> what its figure is a figure of, as `evals.tasks.TaskScores.what`
     """
 
     folder: Path
@@ -61,6 +62,7 @@ class Measured:
     peak_bytes: int
     seconds: float
     kv_cache: dict[str, Any] | None
+    tasks: dict[str, dict[str, Any]]
 
 
 def metrics_of(recipe: Recipe) -> tuple[Metric, ...]:
@@ -263,4 +265,4 @@ def read_measured(folder: Path) -> Measured:
     found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     rows = {file.name.removesuffix(".jsonl"): read_rows(file) for file in sorted(folder.glob("*.jsonl"))}
     fields = {name: found[name] for name in ("aa", "tokenizer", "peak_bytes", "seconds")}
-    return Measured(folder, rows, **fields, kv_cache=found.get("kv_cache"))
+    return Measured(folder, rows, **fields, kv_cache=found.get("kv_cache"), tasks=found.get("tasks", {}))

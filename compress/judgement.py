@@ -86,6 +86,7 @@ class Judgement:
             "evaluation_peak_bytes": {name: side.peak_bytes for name, side in sides.items()},
             "evaluation_seconds": {name: side.seconds for name, side in sides.items()},
             "recalled": self.recalled,
+            **({"tasks": self.measured.tasks} if self.measured.tasks else {}),
         }
 
     def write_down(self, gate: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ Both are made from plain data, gate.json and run.json, so that a stored run can 
     bytes_before, bytes_after    weights of the source and of the variant
     seconds, peak_bytes          of the whole run; peak_bytes may be null
     stages[].report, waterfall   as `compress.stage_report` describes them
+    tasks                        where there are any: task -> as `evals.tasks.TaskScores.what`
     kv_cache, recall             where there are any, as `compress.kv_report` describes them
     fit                          where the recipe asks: its options, and of source and variant the planner's answer
 """

@@ -29,7 +29,7 @@ from compress.tokenizer import tokenizer_parts
 from evals.gate import Metric, next_look
 from evals.samples import Sample, SampleSet
 from evals.score import Reading, Reference, Row, aa_difference, score
-from evals.tasks import TaskOptions, run_task
+from evals.tasks import TaskOptions, TaskScores, run_task
 from evals.windows import Encoded, encode, total_tokens
 from quant.loader import load_model
 
@@ -68,8 +68,11 @@ def _measure(request: Request, output: Path) -> None:
         if request.aa_samples and request.baseline is None:
             again = aa_difference(loaded.model, encoded, rows, count=request.aa_samples, reading=reading)
             differences[entry["name"]] = again
+    tasks = {}
     for task in request.tasks:
-        write_rows(output / f"{task['name']}.jsonl", _run_task(request, loaded.model, loaded.tokenizer, task))
+        scores = _run_task(request, loaded.model, loaded.tokenizer, task)
+        write_rows(output / f"{task['name']}.jsonl", scores.rows)
+        tasks[task["name"]] = scores.what
     if request.baseline is None:
         save_head(read_head(loaded.model), output / "head.safetensors")
     found = {
@@ -77,6 +80,7 @@ def _measure(request: Request, output: Path) -> None:
         "formats": dict(loaded.formats),
         "kv_cache": loaded.kv.record() if loaded.kv and request.sets else None,
         "aa": differences,
+        "tasks": tasks,
         "peak_bytes": peak_resident_bytes(),
         "seconds": round(time.monotonic() - start, 2),
     }
@@ -85,8 +89,8 @@ def _measure(request: Request, output: Path) -> None:
 
 def _run_task(
     request: Request, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Mapping[str, Any]
-) -> list[Row]:
-    """The rows of one lm-eval task."""
+) -> TaskScores:
+    """One lm-eval task."""
     options = {key: value for key, value in task.items() if key != "name"}
     with step(f"{task['name']}, {request.label}", task["count"]) as advance:
         found = run_task(
@@ -94,7 +98,7 @@ def _run_task(
         )
     for note in found.notes:
         say(f"{task['name']}: {note}")
-    return found.rows
+    return found
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, entry: Mapping[str, Any], engine: Mapping[str, Any]) -> list[Encoded]:

@@ -23,7 +23,7 @@ import yaml
 
 from compress.errors import InputError, Refused
 
-__all__ = ["TaskFile", "check_task", "task_names", "task_parts", "write_bound"]
+__all__ = ["LOCAL", "TaskFile", "check_task", "task_names", "task_parts", "write_bound"]
 
 LOCAL: Final = ("json", "csv", "parquet", "text", "arrow")  # builders of `datasets` that read files
 _NAME: Final = re.compile(r"""^["']?(task|group)["']?:[ \t]*["']?([^\s"'#\[{]+)["']?[ \t]*(?:#.*)?$""", re.MULTILINE)

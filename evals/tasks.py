@@ -19,19 +19,21 @@ builds prompts; TQDM_DISABLE=1 in the environment of the process keeps it away.
 
 import hashlib
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.errors import InputError, Refused
-from evals.task_files import check_task, write_bound
+from evals.task_files import LOCAL, TaskFile, check_task, write_bound
 
 __all__ = ["TaskOptions", "TaskScores", "run_task"]
 
+HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 Row = dict[str, Any]
 
 
@@ -67,12 +69,14 @@ class TaskOptions:
 class TaskScores:
     """Rows in the order of the looks: id, hash, score, gen_capped (None without generation), text (or None).
 
-    `figures` are the task's own results over these documents, "metric,filter" -> mean; `notes` are warnings.
+    `figures` are the task's own results over these documents, "metric,filter" -> mean; `notes` are warnings; `what`
+    names the task, all documents it has, its data set on the hub ("" for local data), the figure, and the shots.
     """
 
     rows: list[Row]
     figures: dict[str, float]
     notes: tuple[str, ...]
+    what: dict[str, Any]
 
 
 def run_task(
@@ -110,7 +114,8 @@ def run_task(
         results = _evaluate(lm, task, numbers, options, manager)
     samples = _by_document(found.name, results["samples"][found.name], numbers, options.filter)
     rows = [_row(found.name, samples[number], lm, options.metric) for number in numbers]
-    return TaskScores(rows, _figures(results["results"][found.name]), _notes(found.name, found.config, task))
+    figures, notes = _figures(results["results"][found.name]), _notes(found.name, found.config, task)
+    return TaskScores(rows, figures, notes, _what(found, task, options))
 
 
 def _chosen(name: str, size: int, options: TaskOptions) -> list[int]:
@@ -194,6 +199,22 @@ def _notes(name: str, config: Mapping[str, Any], task: Any) -> tuple[str, ...]:
         f"task {name!r} draws its {task.get_config('num_fewshot')} examples per document depending on which documents "
         "run, so figures with another count are about other prompts: set fewshot_config.sampler to first_n",
     )
+
+
+def _what(found: TaskFile, task: Any, options: TaskOptions) -> dict[str, Any]:
+    """Plain data: what a figure of this task is a figure of."""
+    config = found.config
+    path = str(config.get("dataset_path") or "")
+    return {
+        "task": found.name,
+        "documents": len(task.eval_docs),
+        "dataset": path if HUB_ID.fullmatch(path) and path not in LOCAL and not Path(path).exists() else "",
+        "config": config.get("dataset_name"),
+        "split": config.get("test_split") or config.get("validation_split"),
+        "metric": options.metric,
+        "filter": options.filter,
+        "num_fewshot": task.get_config("num_fewshot"),
+    }
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import yaml
+from huggingface_hub import ModelCard
 
 from compress.card import CardInput, model_card, read_card_input
 from compress.engines import loads_in
@@ -115,6 +116,37 @@ def test_results_are_metadata_only_for_a_whole_benchmark_that_passed():
             ],
         }
     ]  # fmt: skip
+
+
+TASK = {"task": "gsm8k", "documents": 62, "dataset": "openai/gsm8k", "config": "main", "split": "test",
+        "metric": "exact_match", "filter": "strict-match", "num_fewshot": 5}  # fmt: skip
+
+
+def test_a_whole_task_of_the_harness_is_metadata_with_how_it_was_computed():
+    front, _ = parts(model_card(card_input(run=RUN | {"tasks": {"docs": TASK}}), "org/small", None))
+    [result] = front["model-index"][0]["results"]
+    assert result["dataset"] == {"name": "gsm8k", "type": "openai/gsm8k", "config": "main", "split": "test"}
+    args = result["metrics"][0]["args"]
+    assert args["n"] == 62
+    assert [args[key] for key in ("harness", "metric", "filter", "num_fewshot")] == [
+        "lm-eval", "exact_match", "strict-match", 5]  # fmt: skip
+
+
+def test_what_is_written_is_what_the_hubs_own_library_reads():
+    text = model_card(card_input(lock=whole(complete=62), run=RUN | {"tasks": {"docs": TASK}}), "org/small", None)
+    [found] = ModelCard(text).data.eval_results
+    assert (found.dataset_type, found.metric_value, found.metric_args["n"]) == ("Salesforce/wikitext", 2.01, 62)
+
+
+@pytest.mark.parametrize(
+    ("task", "verdict"),
+    [(TASK | {"documents": 63}, "PASS"), (TASK | {"dataset": ""}, "PASS"), (TASK, "FAIL"), (TASK, "WAIVED")],
+    ids=["part of it", "local data", "not passed", "waived"],
+)
+def test_no_metadata_of_another_task(task, verdict):
+    gate = GATE | {"verdict": verdict, "waivers": []}
+    front, _ = parts(model_card(card_input(gate=gate, run=RUN | {"tasks": {"docs": task}}), "org/small", None))
+    assert "model-index" not in front
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,16 @@ def test_a_fetched_copy_verifies(server, passed, tmp_path):
     assert verify(copy).problems == ("model.safetensors has other bytes than those in the manifest",)
 
 
+def test_results_that_people_add_on_the_hub_leave_a_fetched_copy_valid(server, passed, tmp_path):
+    push(passed, OPTIONS)
+    repo = server.repos[REPO]
+    tree = repo.tree("main")
+    repo.commit("main", {**tree, ".eval_results/gsm8k.yaml": tree["config.json"]})
+    copy = tmp_path / "copy"
+    snapshot_download(REPO, local_dir=copy, token=TOKEN, endpoint=server.url)
+    assert (copy / ".eval_results" / "gsm8k.yaml").is_file() and verify(copy).problems == ()
+
+
 def test_another_branch_is_made_from_main_and_main_stays(server, passed):
     server.create(REPO)
     before = server.repos[REPO].refs["main"]

@@ -71,6 +71,12 @@ def run(model, tokenizer, tmp_path):
     return run
 
 
+def test_scores_say_what_they_are_a_figure_of(run, write_task):
+    assert run(write_task(CHOICE | {"num_fewshot": 0})).what == {
+        "task": "tiny_choice", "documents": 12, "dataset": "", "config": None, "split": "test", "metric": "acc",
+        "filter": "none", "num_fewshot": 0}  # fmt: skip
+
+
 @torch.no_grad()
 def likelihood(model, tokenizer, context, continuation):
     ids = tokenizer(context + continuation)["input_ids"]
