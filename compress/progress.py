@@ -71,7 +71,7 @@ def _lines(text: str, total: int) -> Advance:
         nonlocal done, shown
         done += amount
         fraction = done / total if total else 1.0
-        if fraction >= shown + EVERY:
+        if fraction >= min(shown + EVERY, 1) > shown:
             shown = fraction
             _print(Text(f"  {text}: {min(fraction, 1):.0%}"))
 

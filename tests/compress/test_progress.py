@@ -47,3 +47,11 @@ def test_a_log_has_the_lines_alone(shown):
         advance(20)
         show(2, "loss 0.5")
     assert text() == "· distil\n  distil: 50%\n"
+
+
+def test_a_log_shows_every_tenth_and_the_end_once(shown):
+    text = shown(False)
+    with progress.step("copy", 100) as advance:
+        for part in (4, 8, 5, 78, 4, 1, 3):
+            advance(part)
+    assert text() == "· copy\n  copy: 12%\n  copy: 95%\n  copy: 100%\n"
