@@ -26,10 +26,12 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import RemoteEntryNotFoundError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from compress.errors import InputError, PushFailed
 from compress.hub_errors import explained, patiently
 from compress.manifest import FileEntry
+from compress.progress import console
 from compress.push_options import MAIN, PushOptions
 
 __all__ = ["CARD", "Parcel", "Pushed", "check_login", "deliver", "hub", "read_card"]
@@ -66,7 +68,9 @@ class Pushed:
 
 
 def hub() -> HfApi:
-    """The hub of HF_ENDPOINT with the login of HF_TOKEN or `hf auth login`."""
+    """The hub of HF_ENDPOINT with the login of HF_TOKEN or `hf auth login`; its bars are drawn on a terminal only."""
+    if not console.is_terminal:
+        disable_progress_bars()
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT"), library_name="compress")
 
 

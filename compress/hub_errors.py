@@ -99,5 +99,5 @@ def _said(error: BaseException) -> str:
         text = f"{error.response.status_code} {error.server_message or error.response.reason_phrase}"
     else:
         text = str(error) or type(error).__name__
-    line = text.strip().splitlines()[0]
+    line = text.strip().splitlines()[0].rstrip(".")
     return TOKEN.sub("[token]", line)[:300]

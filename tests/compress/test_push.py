@@ -184,7 +184,7 @@ def test_what_passes_is_tried_again(server, passed, monkeypatch, request_line, a
 def test_what_stays_wrong_is_one_sentence_and_the_old_revision_stays(server, passed, monkeypatch, action, sentence):
     monkeypatch.setattr(hub_errors.time, "sleep", lambda _: None)
     before = server.create(REPO, **{"config.json": b"old"}).refs["main"]
-    server.fault("/commit/", action, times=99, message="no")
+    server.fault("/commit/", action, times=99, message="no.")
     with pytest.raises(PushFailed) as caught:
         push(passed, OPTIONS)
     assert str(caught.value) == f"org/model was not pushed: {sentence}"
