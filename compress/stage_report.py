@@ -7,6 +7,7 @@ run.json then holds
     stages[].report.weight_errors   of one that rounds to nearest: layer -> squared error of its weights, relative
     stages[].report.blocks[].layers of a calibrated one: layer -> error, squared, of its output, relative; and more
     stages[].report.blocks[].expert_tokens   of a calibrated quantize stage: tokens the router sent to each expert
+    stages[].report.blocks[].learned         of one that learned: iterations, loss_before, loss_after
     stages[].report.expert_floor             tokens of each batch that every expert is shown at least
     stages[].search         of a stage that tried several sizes, best first: a row each of dims, parameters and kl
     stages[].report.draft   of a draft stage: what `distill.speculation.speculate` measured, and both sizes
@@ -39,6 +40,7 @@ def stage_sections(run: Mapping[str, Any]) -> list[Section]:
     found = [_waterfall(run["waterfall"])] if run.get("waterfall") else []
     found += [_search(stage["summary"], stage["search"]) for stage in run["stages"] if "search" in stage]
     found += [_curve(summary, curve) for summary, curve in curves(run).items()]
+    found += [part for stage in run["stages"] for part in _learned(stage["summary"], stage.get("report", {}))]
     found += [part for stage in run["stages"] for part in _experts(stage["summary"], stage.get("report", {}))]
     drafts = [stage["report"]["draft"] for stage in run["stages"] if "draft" in stage.get("report", {})]
     return found + [_draft(draft) for draft in drafts]
@@ -67,6 +69,22 @@ def _waterfall(waterfall: Stages) -> Section:
         rows.append(tuple(cells))
     text = "Every stage's output was measured on the same samples. A loss below zero is one that the stage won back."
     return Section("Loss by stage", text, header, rows)
+
+
+def _learned(summary: str, report: Mapping[str, Any]) -> list[Section]:
+    """What learned rounding won in each block."""
+    blocks = {block["block"]: block["learned"] for block in report.get("blocks", ()) if "learned" in block}
+    if not blocks:
+        return []
+    rows: list[tuple[str, ...]] = [
+        (name, f"{found['loss_before']:.3%}", f"{found['loss_after']:.3%}") for name, found in blocks.items()
+    ]
+    iterations = next(iter(blocks.values()))["iterations"]
+    text = (
+        f"{iterations} iterations a block; squared error of its output, relative to each token's energy, on the "
+        "calibration tokens. Where nothing better was found, compensated codes stay."
+    )
+    return [Section(f"Learned rounding: {summary}", text, ("block", "compensated", "learned"), rows)]
 
 
 def _experts(summary: str, report: Mapping[str, Any]) -> list[Section]:

@@ -133,8 +133,8 @@ def _unstack(part: Sequence[str], solution: Solution, assignments: Mapping[str, 
         assert fmt is not None
         rows = slice(start, start + module.shape[0])
         scales = row_range(solution.scales, fmt.block, rows.start, rows.stop) if len(part) > 1 else solution.scales
-        own = (solution.codes[rows], scales, solution.rounded[rows], solution.before[rows])
-        found[name] = Solution(*own, solution.report)
+        kept = solution.open.rows(rows) if solution.open else None
+        found[name] = Solution(solution.codes[rows], scales, solution.rounded[rows], solution.report, kept)
         start = rows.stop
     return found
 

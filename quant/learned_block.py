@@ -11,7 +11,7 @@ are the same everywhere, and the same as of one process.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from quant.methods.solve import Solution
 __all__ = ["Learning", "learn_block"]
 
 RATE = 0.005  # of a step of the grid, at the first iteration; falls to zero
-LOOKS = 5  # at the loss on all tokens, the last after the last iteration
+LOOKS = 5  # at most, at the loss on all tokens; the last is after the last iteration
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,12 @@ def learn_block(
         block: with its inputs in place and a finished twin, whose inputs now are the outputs to come close to.
         solutions: by name, of linears whose rounded weights the block holds.
     """
-    latents = {name: latent(found.before, how.formats[name], found.scales) for name, found in solutions.items()}
-    best = None
+    latents = {
+        name: latent(found.open.before, how.formats[name], found.scales)
+        for name, found in solutions.items()
+        if found.open is not None
+    }
+    best, every = None, -(-how.iterations // LOOKS)
     with _learning(block, how) as weights:
         first = least = _loss(block)
         for at, batch in enumerate(_order(block, how.iterations)):
@@ -57,20 +61,14 @@ def learn_block(
             for name, moved in latents.items():
                 moved.descend(gradients[name], RATE * (1 - at / how.iterations))
                 weights[name].data.copy_(moved.rounded)
-            if (at + 1) % max(how.iterations // LOOKS, 1) == 0 and (loss := _loss(block)) < least:
+            if (how.iterations - 1 - at) % every == 0 and (loss := _loss(block)) < least:
                 least, best = loss, {name: moved.values.clone() for name, moved in latents.items()}
-    learnt = {
-        name: found if best is None else _moved(found, how.formats[name], best[name])
-        for name, found in solutions.items()
-    }
+    learnt = dict(solutions)
+    if best is not None:
+        learnt = {name: found.moved(how.formats[name], best[name]) for name, found in solutions.items()}
     for name, found in learnt.items():
         block.linears[name].weight.data.copy_(found.rounded)
     return learnt, {"iterations": how.iterations, "loss_before": first, "loss_after": least}
-
-
-def _moved(found: Solution, fmt: Format, values: Tensor) -> Solution:
-    codes = fmt.encode(values, found.scales)
-    return replace(found, codes=codes, rounded=fmt.decode(codes, found.scales))
 
 
 @contextmanager

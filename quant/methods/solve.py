@@ -1,5 +1,6 @@
 """One weight, one format, one method: the steps of a method in order, and a report of what was done."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -61,14 +62,38 @@ class LayerReport:
 
 
 @dataclass(frozen=True)
+class Open:
+    """What learning goes on from, float32: the weight, what was rounded in its place (O, I), and H (I, I)."""
+
+    weight: Tensor
+    before: Tensor
+    hessian: Tensor
+
+    def rows(self, part: slice) -> "Open":
+        """The same of some rows."""
+        return Open(self.weight[part], self.before[part], self.hessian)
+
+
+@dataclass(frozen=True)
 class Solution:
-    """Codes and scales of one weight (O, I), and float32 what an engine computes with and what was rounded to it."""
+    """Codes and scales of one weight, and the float32 weight (O, I) an engine computes with.
+
+    open  for methods that learn
+    """
 
     codes: Tensor
     scales: Scales
     rounded: Tensor
-    before: Tensor
     report: LayerReport
+    open: Open | None = None
+
+    def moved(self, fmt: Format, values: Tensor) -> "Solution":
+        """The codes of other `values` (O, I) on the same scales, and the error that they have."""
+        assert self.open is not None  # asked of methods that learn
+        codes = fmt.encode(values, self.scales)
+        rounded = fmt.decode(codes, self.scales)
+        (error,) = _relative(self.open.weight, (rounded,), self.open.hessian)
+        return replace(self, codes=codes, rounded=rounded, report=replace(self.report, error=error))
 
 
 def prepare(hessian: Tensor, tokens: int, method: Method, drift: Tensor | None = None) -> Inputs:
@@ -131,7 +156,7 @@ def solve(
         codes, rounded, before = gptq(weight, fmt, scales, inputs.factor)
     require_finite(scales)
     report = _report(weight, rounded, reconstruct(weight, fmt, nearest), inputs)
-    return Solution(codes, scales, rounded, before, report)
+    return Solution(codes, scales, rounded, report, Open(weight, before, inputs.hessian) if method.learn else None)
 
 
 def output_error(delta: Tensor, hessian: Tensor) -> Tensor:
@@ -139,10 +164,14 @@ def output_error(delta: Tensor, hessian: Tensor) -> Tensor:
     return ((delta @ hessian) * delta).sum(dim=1)
 
 
+def _relative(weight: Tensor, others: Sequence[Tensor], hessian: Tensor) -> list[float]:
+    """tr(D H D^T) / tr(W H W^T) of each other weight."""
+    energy = output_error(weight, hessian).sum().clamp(min=torch.finfo(torch.float32).tiny)
+    return [float(output_error(weight - other, hessian).sum() / energy) for other in others]
+
+
 def _report(weight: Tensor, rounded: Tensor, nearest: Tensor, inputs: Inputs) -> LayerReport:
-    energy = output_error(weight, inputs.hessian).sum().clamp(min=torch.finfo(torch.float32).tiny)
-    errors = [output_error(weight - other, inputs.hessian).sum() / energy for other in (rounded, nearest)]
-    report = LayerReport(float(errors[0]), float(errors[1]), inputs.tokens)
+    report = LayerReport(*_relative(weight, (rounded, nearest), inputs.hessian), inputs.tokens)
     if inputs.factor is not None:
         report = replace(report, damping=inputs.factor.damping, dead=inputs.factor.dead)
     return report

@@ -67,3 +67,15 @@ def test_pictures_say_their_numbers():
     assert "from 0.5000 to 0.2500 at step 10" in learning(CURVE, name="distil")
     drawn = steps({"text": [7.5, -5.0, 0.5], "math": [10.0, -6.0, None]}, ["prune", "distil", "quantize"])
     assert "text +7.50, -5.00, +0.50; math +10.00, -6.00, –" in drawn
+
+
+def test_what_learning_won_is_shown_by_block():
+    learned = {"iterations": 16, "loss_before": 0.001928, "loss_after": 0.001751}
+    stage = {
+        "summary": "quantize to int4 (learned)",
+        "report": {"blocks": [{"block": "model.layers.0", "learned": learned}]},
+    }
+    (section,) = stage_sections({"stages": [stage]})
+    assert section.title == "Learned rounding: quantize to int4 (learned)"
+    assert section.text.startswith("16 iterations a block")
+    assert section.rows == [("model.layers.0", "0.193%", "0.175%")]

@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from quant.formats import make_format
+from quant.methods import METHODS
 from quant.methods.blocks import block_sums, column, reconstruct
 from quant.methods.gptq import compensated_importance, factorize, gptq
 from quant.methods.propagate import STRENGTH, corrected
 from quant.methods.scale_search import search_scales, weighted_error
-from quant.methods.solve import output_error
+from quant.methods.solve import output_error, prepare, solve
 
 FORMATS = {
     "int8": ("int8", {}),
@@ -107,6 +108,17 @@ def test_each_method_lowers_the_output_error_of_the_one_before(fmt):
     assert error(rounded) < error(reconstruct(weight, fmt, found))
     assert error(on_rtn_scales) < error(reconstruct(weight, fmt, start))
     assert error(rounded) <= error(on_rtn_scales)
+
+
+@formats()
+def test_learning_starts_at_the_compensated_codes_and_reports_its_own_error(fmt):
+    weight, absmax, hessian = problem()
+    inputs = prepare(hessian, 400, METHODS["learned"])
+    found = solve(weight, fmt, METHODS["learned"], inputs, absmax=absmax, dtype=torch.bfloat16)
+    same = found.moved(fmt, found.open.before)
+    assert torch.equal(same.rounded, found.rounded)
+    assert same.report == found.report
+    assert found.moved(fmt, weight).report.error > found.report.error  # nearest to the weights, without compensation
 
 
 def test_a_column_no_token_activates_keeps_its_weights():
