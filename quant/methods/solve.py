@@ -171,7 +171,8 @@ def _relative(weight: Tensor, others: Sequence[Tensor], hessian: Tensor) -> list
 
 
 def _report(weight: Tensor, rounded: Tensor, nearest: Tensor, inputs: Inputs) -> LayerReport:
-    report = LayerReport(*_relative(weight, (rounded, nearest), inputs.hessian), inputs.tokens)
+    error, of_nearest = _relative(weight, (rounded, nearest), inputs.hessian)
+    report = LayerReport(error, of_nearest, inputs.tokens)
     if inputs.factor is not None:
         report = replace(report, damping=inputs.factor.damping, dead=inputs.factor.dead)
     return report
