@@ -11,7 +11,7 @@ from compress.errors import RecipeError
 from compress.progress import Advance
 from compress.stage_plan import LayerRow, Place, StagePlan, planned_tensors
 from quant.dequantizing import plan_dequantize, run_dequantize
-from quant.methods import METHODS
+from quant.methods import ITERATIONS, METHODS
 from quant.options import Quantize
 from quant.plan import Choice, QuantizePlan, plan_quantize, stored_specs
 from quant.stored import StoredModule
@@ -57,7 +57,8 @@ def plan_quantize_stage(options: Quantize, source: Checkpoint, target: Path, pla
 
         tokens = place.calibration_tokens(options.calibration, source)
         journal = target.with_name(f"{target.name}.journal")
-        calibration = Calibration(options.method, tokens, journal, options.iterations, place.trust_remote_code)
+        iterations = options.iterations or ITERATIONS
+        calibration = Calibration(options.method, tokens, journal, iterations, place.trust_remote_code)
         reports = run_calibrated(plan, calibration, directory, device, advance)
         seen = {"calibration_tokens": tokens.numel(), "expert_floor": EXPERT_FLOOR}
         return {"method": options.method, **seen, "bits": bits, "blocks": reports}

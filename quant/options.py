@@ -9,7 +9,7 @@ from compress.errors import RecipeError
 from quant.activations import input_scale_name
 from quant.format import Format
 from quant.formats import make_format
-from quant.methods import DEFAULTS, ITERATIONS, METHODS
+from quant.methods import DEFAULTS, METHODS
 
 __all__ = ["Override", "Quantize"]
 
@@ -54,7 +54,7 @@ class Quantize(FormatOptions):
     """One quantization stage; without a method it takes the format's default."""
 
     method: str
-    iterations: int = Field(default=ITERATIONS, gt=0)
+    iterations: int | None = Field(default=None, gt=0)
     calibration: Calibration = Calibration()
     targets: tuple[str, ...] = Field(default=("Linear",), min_length=1)
     ignore: tuple[str, ...] = ("lm_head",)
@@ -75,7 +75,7 @@ class Quantize(FormatOptions):
             raise ValueError(f"format {self.format!r} is for every layer: leave overrides out, or name another format")
         if not METHODS[self.method].calibrated:
             self._refuse_static()
-        if "iterations" in self.model_fields_set and not METHODS[self.method].learn:
+        if self.iterations is not None and not METHODS[self.method].learn:
             learns = " or ".join(name for name, method in METHODS.items() if method.learn)
             raise ValueError(f"method {self.method!r} does not iterate: leave iterations out, or use {learns}")
         own = method != "compressed-tensors"

@@ -59,8 +59,9 @@ def test_overrides_reach_everything() -> None:
     assert recipe.stages[0].quantize.ignore == ("lm_head", "re:.*down_proj$")
 
 
-def test_resolved_recipe_reads_back_equal() -> None:
-    recipe = load_recipe("int4")
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_resolved_recipe_reads_back_equal(name: str) -> None:
+    recipe = load_recipe(name)
     assert Recipe.model_validate(recipe.model_dump(mode="json", exclude_none=True)) == recipe
 
 
@@ -74,6 +75,7 @@ def test_resolved_recipe_reads_back_equal() -> None:
         ),
         ("stages.0.quantize.format=fp9", "stages.0.quantize: format 'fp9' is unknown, did you mean 'fp8'?"),
         ("stages.0.quantize.group_size=32", "format 'fp8' has no option 'group_size'"),
+        ("stages.0.quantize.iterations=5", "method 'rtn' does not iterate: leave iterations out, or use learned"),
         ("stages.0.quantize.method=gtpq", "stages.0.quantize.method: no method 'gtpq'"),
         ("gate.alpha=2", "gate.alpha: input should be less than 0.5 (got 2)"),
         ("gate.metrics.extra.kind=kl", "gate.metrics.extra.max: missing; say how much divergence is allowed"),
