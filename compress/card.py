@@ -22,6 +22,7 @@ from compress.checkpoint import quantization_block
 from compress.engines import TRANSFORMERS, VLLM, loads_in
 from compress.errors import InputError
 from compress.evidence_files import LOCK, read_gate, read_json, seal
+from compress.inputs import HUB_REPOSITORY
 from compress.manifest import EVIDENCE
 from compress.report import COLUMNS, claim, headline, markdown_text, metric_cells
 
@@ -29,7 +30,6 @@ __all__ = ["CardInput", "model_card", "read_card_input"]
 
 BEGIN, END = "<!-- compress: begin -->", "<!-- compress: end -->"
 FRONT = re.compile(r"\A---\s*\n(.*?)\n---\s*\n", re.DOTALL)
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # data of a recipe -> the data set it is on the hub
 BENCHMARKS: Final = {"wikitext": ("wikitext-2-raw-v1", "Salesforce/wikitext"), "gsm8k": ("gsm8k", "openai/gsm8k")}
 
@@ -55,7 +55,7 @@ def read_card_input(directory: Path, base_model: str | None) -> CardInput:
     folder = directory / EVIDENCE
     run = read_json(folder / "run.json")
     fetched = str(run.get("source", ""))
-    is_id = bool(HUB_ID.fullmatch(fetched)) and not Path(fetched).exists()
+    is_id = bool(HUB_REPOSITORY.fullmatch(fetched)) and not Path(fetched).exists()
     return CardInput(
         gate=read_gate(directory),
         run=run,

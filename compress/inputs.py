@@ -1,14 +1,17 @@
 """What comes from outside, a path or a text, read so that every way it can be wrong is one kind of error."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from compress.errors import InputError
 
-__all__ = ["local_path", "parse_json"]
+__all__ = ["HUB_ID", "HUB_REPOSITORY", "local_path", "parse_json"]
 
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")  # old models and data sets of the hub have no owner
+HUB_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 Pairs = Callable[[list[tuple[str, Any]]], Any]
 
 

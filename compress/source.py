@@ -5,7 +5,6 @@ GGUF files are converted once, to bfloat16 safetensors in the user's cache direc
 
 import hashlib
 import importlib.util
-import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import platformdirs
 
 from compress.checkpoint import OTHER_WEIGHTS, PICKLES, Checkpoint, read_config, read_json
 from compress.errors import CheckpointError, InputError, RecipeError
-from compress.inputs import local_path
+from compress.inputs import HUB_ID, local_path
 from compress.replace import fsync_directory
 from compress.tensor_file import TensorInfo, tensor_info
 
@@ -35,7 +34,6 @@ JSON_FILES = (
     "tekken.json",
     "generation_config.json",
 )
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 UNWANTED = [f"*{suffix}" for suffix in OTHER_WEIGHTS if suffix != ".safetensors"]
 CONVERSION = "1"  # part of the cache name: raise when the conversion changes
 Say = Callable[[str], None]

@@ -16,7 +16,7 @@ from compress.walk_model import SeparateExperts, run_block
 from compress.walk_pause import PausedPass
 from compress.walk_statistics import Statistics
 
-__all__ = ["Block", "Group", "batches", "check_finite", "hooked"]
+__all__ = ["Block", "Group", "batches", "check_finite", "hooked", "rank_of"]
 
 BATCH_TOKENS = 4096  # tokens that go through a block at once
 
@@ -177,9 +177,14 @@ def batches(hidden: Tensor) -> list[Tensor]:
     return list(torch.split(hidden, max(BATCH_TOKENS // hidden.shape[1], 1)))
 
 
+def rank_of() -> tuple[int, int]:
+    """This process's rank and how many there are; ranks hold the batches of all in turn."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
 def _first(mine: Sequence[Tensor], count: int) -> Sequence[Tensor]:
     """Those of this rank's batches that are among the first `count` of all ranks, which hold them in turn."""
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    rank, ranks = rank_of()
     return mine[: len(range(rank, count, ranks))]
 
 

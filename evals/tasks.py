@@ -19,21 +19,20 @@ builds prompts; TQDM_DISABLE=1 in the environment of the process keeps it away.
 
 import hashlib
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.errors import InputError, Refused
+from compress.inputs import HUB_ID
 from evals.task_files import LOCAL, TaskFile, check_task, write_bound
 
 __all__ = ["TaskOptions", "TaskScores", "run_task"]
 
-HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 Row = dict[str, Any]
 
 

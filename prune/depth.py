@@ -53,7 +53,7 @@ def choose_layers(
     with step(f"which layers to drop, {total - keep} of {total}", (total - keep - len(removed)) * total) as advance:
         while len(removed) < total - keep:
             tried = [layer for layer in candidates if layer not in removed]
-            damage = _damage(model, source, (removed, tried), advance)
+            damage = _damage(model, source, removed, tried, advance)
             order = sorted(damage, key=lambda layer: damage[layer])
             removed = [*removed, order[0]]
             candidates = sorted(order[: RETRIED + total - keep])
@@ -63,10 +63,9 @@ def choose_layers(
 
 @torch.no_grad()
 def _damage(
-    model: Streamed, source: Tensor, layers: tuple[Sequence[int], Sequence[int]], advance: Advance
+    model: Streamed, source: Tensor, removed: Sequence[int], tried: Sequence[int], advance: Advance
 ) -> dict[int, float]:
     """KL(source || model without the removed layers and one of those that are tried), nats per token, by the latter."""
-    removed, tried = layers
     common = model.start
     streams: dict[int, Tensor] = {}
     for layer in range(len(model.skeleton.blocks)):

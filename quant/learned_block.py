@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from compress.walk_block import Block, batches, hooked
+from compress.walk_block import Block, batches, hooked, rank_of
 from quant.format import Format
 from quant.methods.learned import latent
 from quant.methods.solve import Solution
@@ -134,8 +134,8 @@ def _order(block: Block, iterations: int) -> list[int]:
 
 
 def _gradients(block: Block, weights: Mapping[str, Tensor], batch: int) -> dict[str, Tensor]:
-    """Of the loss on a batch, from the rank that holds it; ranks hold batches in turn."""
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    """Of the loss on a batch, from the rank that holds it."""
+    rank, ranks = rank_of()
     if batch % ranks == rank:
         x, y = _pairs(block)[batch // ranks]
         loss = _distance(block.forward(x), y.to(block.device))

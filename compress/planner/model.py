@@ -3,7 +3,6 @@
 Only config.json and safetensors headers are read; no weights. A model on the hub is never downloaded.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from compress.checkpoint import quantization_block
 from compress.errors import InputError
-from compress.inputs import local_path
+from compress.inputs import HUB_REPOSITORY, local_path
 from compress.planner.inventory import Header, Weight, inventory, key_rows, meta_headers
 
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Model", "build_model", "load_model", "model_of"]
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 SAME_AS = {"kimi_k2": "deepseek_v3"}  # model types that need remote code only for their name
 
 
@@ -84,7 +82,7 @@ def load_model(source: str) -> Model:
         return build_model(path.resolve().parent.name, _read_json(path))
     if path.is_file():
         return build_model(path.stem, _read_json(path))
-    if HUB_ID.fullmatch(source):
+    if HUB_REPOSITORY.fullmatch(source):
         return _from_hub(source)
     raise InputError(f"{source!r} is no directory, no config.json and no hub id: give one of them")
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from quant.activations import activation_quantizer, input_scale
-from quant.format import Format
+from quant.format import ROWS, Format
 from quant.methods.blocks import reconstruct
 
 __all__ = ["POWERS", "equalizing_factor"]
@@ -31,8 +31,7 @@ __all__ = ["POWERS", "equalizing_factor"]
 # (p of the importance, q of the weights)
 POWERS = ((0.0, 0.0), (0.0, 0.5), (0.0, 1.0), (0.1, 0.9), (0.25, 0.5), (0.25, 1.0), (0.5, 0.5), (0.5, 0.0))
 SMOOTHING = ((0.4, 0.6), (0.5, 0.5), (0.6, 0.4), (0.75, 0.25), (0.85, 0.15))  # p of the largest inputs
-ROWS = 128  # a multiple of the rows of every block
-ENOUGH = 512
+ENOUGH = 512  # rows
 LIMIT = 1e3  # factors stay within [1/LIMIT, LIMIT]: a channel that is never active says nothing
 
 

@@ -24,14 +24,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from quant.format import Format, Scales
+from quant.format import ROWS, Format, Scales
 from quant.methods.blocks import block_sums, pick, reconstruct, row_range
 
 __all__ = ["search_scales", "weighted_error"]
 
 Move = Callable[[Scales], Scales]
 CHUNK = 1 << 18  # weights a pass works on at once, so that its temporaries stay in the cache
-ROWS = 128  # a multiple of the rows of every block
 
 
 def search_scales(weight: Tensor, fmt: Format, importance: Tensor, absmax: Tensor | None, dtype: torch.dtype) -> Scales:
