@@ -53,6 +53,7 @@ def save(accelerator: Accelerator, folder: Path, progress: Progress) -> None:
         shutil.rmtree(partial, ignore_errors=True)
     accelerator.wait_for_everyone()
     accelerator.save_state(str(partial))
+    accelerator.wait_for_everyone()  # each rank writes a random state of its own, the sharded ones last of all
     if accelerator.is_main_process:
         write_json(partial / PROGRESS, asdict(progress))
         shutil.rmtree(target, ignore_errors=True)
