@@ -56,12 +56,15 @@ def run(
     compress run recipe=fp8.yaml stages.0.quantize.strategy=tensor --dry-run
     """
     from compress import pipeline
+    from compress.ranks import among_ranks
 
-    recipe, overrides = _recipe_words(words)
-    code = pipeline.run(
-        recipe, overrides, dry_run=dry_run, overwrite=overwrite, accept_waivers=accept_waivers, as_json=as_json
-    )
-    raise typer.Exit(code)
+    def whole() -> int:
+        recipe, overrides = _recipe_words(words)
+        return pipeline.run(
+            recipe, overrides, dry_run=dry_run, overwrite=overwrite, accept_waivers=accept_waivers, as_json=as_json
+        )
+
+    raise typer.Exit(among_ranks(whole))
 
 
 @app.command()

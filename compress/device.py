@@ -3,6 +3,7 @@
 import torch
 
 from compress.errors import InputError
+from compress.ranks import launched
 
 __all__ = ["resolve_device"]
 
@@ -11,7 +12,7 @@ def resolve_device(name: str) -> torch.device:
     """`auto` (a GPU where there is one), `cpu`, `cuda`, `cuda:1`, `mps`.
 
     Raises:
-        InputError: no such device here.
+        InputError: no such device here, or one GPU for all processes of a launcher.
     """
     if name == "auto":
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -21,4 +22,6 @@ def resolve_device(name: str) -> torch.device:
         torch.zeros(1, device=device).item()  # a device without values, `meta`, computes nothing
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InputError(f"device {name!r} is not available here: use auto, cpu, cuda, cuda:N or mps") from error
+    if device.index is not None and launched():
+        raise InputError(f"device {name!r} is one GPU, but a launcher gives each process its own: say {device.type}")
     return device

@@ -21,6 +21,7 @@ from compress.errors import CompressError, Refused
 from compress.inputs import parse_json
 from compress.manifest import Manifest, build_manifest, canonical_json, compare
 from compress.progress import say
+from compress.ranks import environment_alone
 from compress.recipe import Recipe
 from compress.request import Request, raise_error, read_rows
 from compress.source import cache_directory
@@ -252,7 +253,7 @@ def _work(request: Request, folder: Path) -> None:
 
 def _wait(command: list[str]) -> int:
     """Run a command to its end; whatever interrupts us, the process has ended when this returns or raises."""
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment_alone())
     try:
         return process.wait()
     finally:

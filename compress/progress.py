@@ -19,7 +19,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-__all__ = ["Advance", "console", "say", "step", "watched"]
+__all__ = ["Advance", "console", "say", "silence", "step", "watched"]
 
 Advance = Callable[[int], None]  # called with units of work as they are done
 
@@ -31,6 +31,11 @@ WINDOW = 1800  # seconds that the remaining time is estimated from, where a unit
 def say(text: str) -> None:
     """One line about what happens now."""
     _print(Text.assemble(("·", "dim"), f" {text}"))
+
+
+def silence() -> None:
+    """Show nothing from here on: another process does."""
+    console.quiet = True
 
 
 @contextmanager

@@ -5,6 +5,7 @@ them, so a teacher may be quantized: a student of a released checkpoint learns w
 """
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from compress.checkpoint import Checkpoint, quantization_block
 from compress.errors import InputError, RecipeError, Refused
 from compress.progress import Advance, say
+from compress.ranks import processes
 from compress.source import fetch_source
 from compress.stage_learn import Work, check_tokenizers, learn
 from compress.stage_plan import LayerRow, Place, StagePlan, planned_tensors
@@ -26,7 +28,7 @@ from quant.options import Quantize
 from quant.plan import Assignment
 from quant.stream import copy_tensor
 
-__all__ = ["check_memory", "check_top_k", "plan_distill"]
+__all__ = ["check_memory", "check_options", "plan_distill"]
 
 TRAINED = 4 * 4  # bytes of a weight that is trained: itself, its gradient and two moments, float32
 
@@ -46,7 +48,7 @@ def plan_distill(options: Distill, source: Checkpoint, target: Path, place: Plac
         raise RecipeError("stages: the student is the teacher itself: put distill after prune, or name another teacher")
     if options.teacher != "source":
         _check_named_teacher(teacher, place)
-    check_top_k(options, source, teacher)
+    check_options(options, source, teacher)
     if options.warm_start is not None:
         check_blocks(source, teacher)
     memory = check_memory(source, teacher, together=options.top_k is None)
@@ -54,21 +56,17 @@ def plan_distill(options: Distill, source: Checkpoint, target: Path, place: Plac
     shards = plan_shards(source.specs, place.max_shard_size)
 
     def write(directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
-        from quant.fake import plain_weights, round_weights
-        from quant.loader import load_model  # brings the model code
+        from quant.fake import plain_weights  # brings the model code
 
-        code = place.trust_remote_code
         journal = target.with_name(f"{target.name}.journal")
         start, warmed = source.path, dict[str, Any]()
         if options.warm_start is not None:
             start, warmed = warm_start(options.warm_start, (source, teacher), place, journal, device)
-        student = load_model(start, device=device, trust_remote_code=code)
-        round_weights(student.model, rounded)
-        work = Work(journal, device, advance, source.nbytes)
-        found = learn(options, (student.model, student.tokenizer), teacher, place, work)
-        plain_weights(student.model)
+        student = partial(_student, start, rounded, device, trust_remote_code=place.trust_remote_code)
+        found = learn(options, student, teacher, place, Work(journal, device, advance, source.nbytes))
+        plain_weights(found.model)
         with ShardWriter(directory, shards) as writer:
-            _write(source, _stored(student.model, source), writer)
+            _write(source, _stored(found.model, source), writer)
         shutil.rmtree(journal)
         return found.report | warmed
 
@@ -86,6 +84,18 @@ def plan_distill(options: Distill, source: Checkpoint, target: Path, place: Plac
         write=write,
         memory=memory,
     )
+
+
+def _student(
+    path: Path, rounded: list[Assignment], device: torch.device, *, trust_remote_code: bool
+) -> tuple[Any, Any]:
+    """What is trained, under rounding where any is wanted, with its tokenizer."""
+    from quant.fake import round_weights
+    from quant.loader import load_model
+
+    loaded = load_model(path, device=device, trust_remote_code=trust_remote_code)
+    round_weights(loaded.model, rounded)
+    return loaded.model, loaded.tokenizer
 
 
 def _check_named_teacher(teacher: Checkpoint, place: Place) -> None:
@@ -113,12 +123,15 @@ def _rounded(source: Checkpoint, place: Place) -> list[Assignment]:
     return quantize_plan(following, source, place).quantized
 
 
-def check_top_k(options: Distill, student: Checkpoint, teacher: Checkpoint) -> None:
-    """Refuse more of the teacher's likeliest tokens than there are.
+def check_options(options: Distill, student: Checkpoint, teacher: Checkpoint) -> None:
+    """Refuse more of the teacher's likeliest tokens than there are, and a batch that processes cannot share.
 
     Raises:
-        RecipeError: top_k is above the vocabulary.
+        RecipeError: top_k is above the vocabulary, or the batch no multiple of the processes.
     """
+    batch, count = options.training.batch, processes()
+    if batch % count:
+        raise RecipeError(f"training.batch is {batch}, which {count} processes cannot share evenly: say a multiple")
     vocabulary = min(int(side.text_config["vocab_size"]) for side in (student, teacher))
     if options.top_k is not None and options.top_k > vocabulary:
         raise RecipeError(f"distill.top_k is {options.top_k}, but the vocabulary has {vocabulary} tokens: say fewer")

@@ -6,6 +6,7 @@ a quantize stage it learns what the quantized model says.
 """
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from compress.checkpoint import Checkpoint
 from compress.progress import Advance, say
-from compress.stage_distill import check_top_k
+from compress.stage_distill import check_options
 from compress.stage_learn import Work, learn, load_teacher
 from compress.stage_plan import Place, StagePlan, planned_tensors
 from compress.writer import ShardWriter, plan_shards
@@ -29,11 +30,11 @@ def plan_draft(options: Draft, source: Checkpoint, target: Path, place: Place) -
     """The same tensors; the draft comes on top.
 
     Raises:
-        RecipeError: more layers than the target has, or top_k above its vocabulary.
+        RecipeError: more layers than the target has, top_k above its vocabulary, a batch for other processes.
     """
     from distill.draft import kept_layers  # brings the model code
 
-    check_top_k(options.distill, source, source)
+    check_options(options.distill, source, source)
     kept_layers(int(source.text_config["num_hidden_layers"]), options.layers)
     shards = plan_shards(source.specs, place.max_shard_size)
 
@@ -60,24 +61,27 @@ def plan_draft(options: Draft, source: Checkpoint, target: Path, place: Place) -
 
 def _make(options: Draft, source: Checkpoint, place: Place, folder: Path, work: Work) -> dict[str, Any]:
     """Cut, distil, measure and write the draft."""
-    from distill.draft import build_draft
     from distill.speculation import speculate
-    from quant.loader import load_model
 
     code = place.trust_remote_code
-    loaded = load_model(source.path, trust_remote_code=code)
-    draft = build_draft(loaded.model, options.layers, options.ffn).to(work.device)  # type: ignore[arg-type]
-    whole = sum(parameter.numel() for parameter in loaded.model.parameters())
-    tokenizer = loaded.tokenizer
-    del loaded
-    found = learn(options.distill, (draft, tokenizer), source, place, work)
+    cut = partial(_cut, options, source.path, work.device, trust_remote_code=code)
+    found = learn(options.distill, cut, source, place, work)
     say("measuring what the draft guesses right")
     prompts = found.held_out[: options.prompts, : options.prompt_tokens]
-    draft.eval()
-    target = load_teacher(source, place, work.device).model
+    draft = found.model.eval()
+    target = load_teacher(source.path, work.device, trust_remote_code=code).model
     speculation = speculate(target, draft.to(target.dtype), prompts, options.new_tokens)
     draft.to(torch.bfloat16).save_pretrained(folder)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
-    own = sum(parameter.numel() for parameter in draft.parameters())
+    if found.tokenizer is not None:
+        found.tokenizer.save_pretrained(folder)
+    own, whole = (sum(parameter.numel() for parameter in model.parameters()) for model in (draft, target))
     return {**found.report, "draft": {"parameters": own, "target_parameters": whole, **speculation}}
+
+
+def _cut(options: Draft, path: Path, device: torch.device, *, trust_remote_code: bool) -> tuple[Any, Any]:
+    """The draft before it has learnt anything, with its tokenizer."""
+    from distill.draft import build_draft
+    from quant.loader import load_model
+
+    loaded = load_model(path, trust_remote_code=trust_remote_code)
+    return build_draft(loaded.model, options.layers, options.ffn).to(device), loaded.tokenizer  # type: ignore[arg-type]

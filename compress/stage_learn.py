@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,14 @@ from compress.calibration import Text, training_texts
 from compress.checkpoint import Checkpoint
 from compress.errors import InputError, Refused
 from compress.progress import Advance, say, step, watched
+from compress.ranks import helped
 from compress.stage_plan import Place
 from distill.data import Data, Source, TokenText, build_data
 from distill.options import Distill, Mix
 
-__all__ = ["Learnt", "Work", "check_tokenizers", "learn", "load_teacher"]
+__all__ = ["Learnt", "MakeStudent", "Work", "check_tokenizers", "learn", "load_teacher"]
+
+MakeStudent = Callable[[], tuple[Any, Any]]  # a model with its tokenizer; can be pickled
 
 
 @dataclass(frozen=True)
@@ -37,14 +41,16 @@ class Work:
 
 @dataclass(frozen=True)
 class Learnt:
-    """What run.json keeps, and the rows (N, T) that were held out."""
+    """The student in its best state with its tokenizer, what run.json keeps, and the rows (N, T) that were held out."""
 
+    model: Any
+    tokenizer: Any
     report: dict[str, Any]
     held_out: Tensor
 
 
-def learn(options: Distill, student: tuple[Any, Any], teacher: Checkpoint, place: Place, work: Work) -> Learnt:
-    """Train a model (with its tokenizer) in place, to its best state.
+def learn(options: Distill, student: MakeStudent, teacher: Checkpoint, place: Place, work: Work) -> Learnt:
+    """Train a student to its best state, in all processes of the run.
 
     Raises:
         Refused: the teacher has another tokenizer, a model cannot be trained so, or the loss is no number.
@@ -53,11 +59,11 @@ def learn(options: Distill, student: tuple[Any, Any], teacher: Checkpoint, place
     from transformers.utils import logging
 
     from distill.loop import Stop, train
-    from distill.state import read_best
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    model, tokenizer = student
-    loaded = load_teacher(teacher, place, work.device)
+    load = partial(load_teacher, teacher.path, work.device, trust_remote_code=place.trust_remote_code)
+    model, tokenizer = student()
+    loaded = load()
     check_tokenizers(tokenizer, loaded.tokenizer)
     stand = _stand(teacher)
     data = _data(options, tokenizer, loaded.model, place, work.folder)
@@ -68,10 +74,11 @@ def learn(options: Distill, student: tuple[Any, Any], teacher: Checkpoint, place
     training = options.training
     plan = (options.loss.build(), training.build(), Stop(options.evaluate_every, options.patience))
     started = time.monotonic()
-    journal = work.folder / stand
-    with watched("training", training.steps) as show:
-        progress = train(model, listened, data, plan, journal, _teller(training.steps, work, show))
-    model.load_state_dict(read_best(journal))
+    rest = (data, plan, work.folder / stand)
+    others = partial(_load, student, load if listened is not None else None, rest)
+    with helped(others, work.folder, work.device), watched("training", training.steps) as show:
+        progress = train(model, listened, *rest, _teller(training.steps, work, show))
+    model = _best(model, student, work.folder / stand)
     report = {
         "teacher": str(options.teacher),
         "loss": options.loss.model_dump(),
@@ -82,15 +89,37 @@ def learn(options: Distill, student: tuple[Any, Any], teacher: Checkpoint, place
         **({"top_k": options.top_k} if options.top_k else {}),
         "curve": _curve(progress.curve, progress.losses),
     }
-    return Learnt(report, data.held_out.ids)
+    return Learnt(model, tokenizer, report, data.held_out.ids)
 
 
-def load_teacher(teacher: Checkpoint, place: Place, device: torch.device) -> Any:
+def _load(student: MakeStudent, teacher: Callable[[], Any] | None, rest: tuple[Any, ...]) -> Callable[[], object]:
+    """What another process does: load the same models, then train with the first."""
+    from transformers.utils import logging
+
+    from distill.loop import train
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    return partial(train, student()[0], teacher().model if teacher else None, *rest)
+
+
+def _best(model: Any, student: MakeStudent, journal: Path) -> Any:
+    """The model with the best weights: the trained one, or where its weights are in shards a whole one."""
+    from torch.distributed.tensor import DTensor  # slow
+
+    from distill.state import read_best
+
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        model, _ = student()
+    model.load_state_dict(read_best(journal))
+    return model
+
+
+def load_teacher(path: Path, device: torch.device, *, trust_remote_code: bool) -> Any:
     """A model with its tokenizer, in the dtype in which teachers compute."""
     from quant.loader import load_model
 
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    return load_model(teacher.path, dtype=dtype, device=device, trust_remote_code=place.trust_remote_code)
+    return load_model(path, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
 
 
 def check_tokenizers(student: Any, teacher: Any) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -158,7 +159,8 @@ def _evaluate(run: _Run, progress: Progress) -> None:
     """Measure the rows held out, on every rank alike; keep the weights if they are the best so far, and the state."""
     started = time.monotonic()
     run.model.eval()
-    kl = run.student.divergence(run.data.held_out, run.teacher, run.schedule.micro_batch)
+    found = [run.student.divergence(run.data.held_out, run.teacher, run.schedule.micro_batch)]
+    (kl,) = broadcast_object_list(found)  # the first rank's: GPUs may differ in the last bit, and ranks must go one way
     run.model.train()
     if not math.isfinite(kl):
         raise Diverged(f"the KL on the rows held out is {kl} at step {progress.step}: lower training.learning_rate")

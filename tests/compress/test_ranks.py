@@ -1,0 +1,134 @@
+"""A run in two processes: the first does it, the second helps with the training and with nothing else."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from compress.checkpoint import Checkpoint
+from compress.device import resolve_device
+from compress.errors import InputError
+from compress.evaluation import load_sets
+from compress.ranks import environment_alone
+from compress.recipe_file import load_recipe
+from compress.stages import Place, plan_stages, run_stage
+
+TRAINING = {"steps": 4, "batch": 4, "micro_batch": 2, "length": 32, "learning_rate": 1e-4}
+DISTILL = {"training": TRAINING, "held_out": 4, "evaluate_every": 2}
+RECIPE = {
+    "output": "out",
+    "device": "cpu",
+    "stages": [
+        {"prune": {"target": {"intermediate_size": 128}, "method": "random", "round_to": 64}},
+        {"distill": DISTILL | {"top_k": 16}},
+        {"distill": DISTILL | {"quantized": True}},
+        {"quantize": {"format": "int4", "group_size": 64, "method": "rtn"}},
+    ],
+    "evals": {"documents": {"text": {"source": "python-docs", "count": 20, "max_tokens": 24}}},
+    "gate": {"aa_samples": 2, "metrics": {"text": {"kind": "log_perplexity", "max_increase": "90%"}}},
+}
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m"]
+
+
+@pytest.fixture
+def recipe(tiny_models, tmp_path):
+    """A file whose run prunes, distils, and distils again under rounding."""
+    file = tmp_path / "recipe.yaml"
+    file.write_text(json.dumps(RECIPE | {"model": str(tiny_models("llama")), "output": str(tmp_path / "out")}))
+    return file
+
+
+def launch(recipe, *words, until=None):
+    """Run a recipe in two processes, to its end or until a line begins so; exit code and standard error."""
+    command = [*TORCHRUN, "compress", "run", f"recipe={recipe}", *words]
+    settings = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=settings, stderr=subprocess.PIPE, text=True) as process:
+        if until:
+            next(line for line in process.stderr if line.startswith(until))
+            process.terminate()
+        err = process.communicate()[1]
+    return process.returncode, err
+
+
+def in_one_process(recipe, folder):
+    """The same stages here; the curves of the training, and what the last one wrote."""
+    found = load_recipe(str(recipe), [])
+    place = Place(folder, found.max_shard_size, load_sets(found))
+    plans = plan_stages(found.stages, Checkpoint.open(found.model), place)
+    reports = [run_stage(plan, torch.device("cpu"), lambda _: None) for plan in plans]
+    return [report["curve"] for report in reports[1:3]], Checkpoint.open(plans[-1].result.path)
+
+
+def test_two_processes_train_as_one_does_even_if_they_are_stopped_once(recipe, tmp_path):
+    curves, expected = in_one_process(recipe, tmp_path / "here")
+    for line in ("· step 2 of 4", "· hashing the variant"):
+        code, err = launch(recipe, until=line)
+        assert code != 0 and err.count("error: ") == err.count("error: interrupted") == 1, err
+
+    staging = tmp_path / ".out.staging"
+    for stage, curve in zip(("1-distill", "2-distill"), curves, strict=True):
+        found = json.loads((staging / f"{stage}.report.json").read_text())["curve"]
+        assert found == [pytest.approx(entry, rel=1e-4) for entry in curve] and len(found) == 3
+    assert curves[1][2]["kl"] < curves[1][0]["kl"]
+    written = Checkpoint.open(staging / "3-quantize")
+    assert set(written.tensors) == set(expected.tensors)
+    for name in written.tensors:
+        ours, theirs = (side.read(name).contiguous().view(torch.uint8) for side in (written, expected))
+        assert (ours == theirs).float().mean() > 0.99, name
+
+
+def test_an_evaluation_is_nobodys_rank(monkeypatch):
+    monkeypatch.setattr(os, "environ", {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "HOME": "here"})
+    assert environment_alone() == {"HOME": "here"}
+
+
+def test_what_no_process_can_do_is_said_once(recipe, tmp_path):
+    code, err = launch(recipe, "stages.1.distill.training.batch=3")
+    assert code == 1 and len(re.findall(r"exitcode +: 2", err)) == 1
+    assert err.count("error: training.batch is 3, which 2 processes cannot share evenly: say a multiple\n") == 1
+    assert err.count("error: ") == 1 and not list(tmp_path.glob("*out*"))
+
+
+@pytest.mark.parametrize(
+    ("case", "first", "second"),
+    [
+        ("fine", (3, "2 of us\n2 of us\n"), (0, "2 of us\n2 of us\n")),
+        ("loading", (2, "the second has no model\n"), (0, "")),
+        ("working", (1, "process 1 of this run failed: ValueError('no')\n"), (1, "")),
+    ],
+)
+def test_the_first_process_ends_with_what_fails_in_another(tmp_path, case, first, second):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = os.environ | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.compress.ranks", case, str(tmp_path)],
+            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=120)[0] for process in running]
+    assert [(process.returncode, out) for process, out in zip(running, said, strict=True)] == [first, second]
+
+
+def test_one_gpu_for_several_processes_is_refused(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    with pytest.raises(
+        InputError, match="device 'cpu:0' is one GPU, but a launcher gives each process its own: say cpu"
+    ):
+        resolve_device("cpu:0")
