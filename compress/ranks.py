@@ -6,7 +6,7 @@ needed and returns what is then called in all processes at once. So everything i
 printed by one process, and none runs out of time while it waits. A process group exists only during such work, so that
 nothing else takes itself for one of several.
 
-Left out: machines that do not share the folder of the output, and calibrating and pruning in several processes.
+Left out: machines that do not share the folder of the output, and pruning in several processes.
 """
 
 import os

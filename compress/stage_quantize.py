@@ -1,14 +1,17 @@
 """The quantize stage: rounding that streams, calibrated methods, and the way back to 16 bits."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from compress.checkpoint import Checkpoint, quantization_block
 from compress.errors import RecipeError
 from compress.progress import Advance
+from compress.ranks import helped
 from compress.stage_plan import LayerRow, Place, StagePlan, planned_tensors
 from quant.dequantizing import plan_dequantize, run_dequantize
 from quant.methods import ITERATIONS, METHODS
@@ -16,6 +19,9 @@ from quant.options import Quantize
 from quant.plan import Choice, QuantizePlan, plan_quantize, stored_specs
 from quant.stored import StoredModule
 from quant.stream import run_streaming
+
+if TYPE_CHECKING:
+    from quant.calibrated import Calibration
 
 __all__ = ["plan_quantize_stage", "quantize_plan"]
 
@@ -51,16 +57,15 @@ def plan_quantize_stage(options: Quantize, source: Checkpoint, target: Path, pla
         return {"method": options.method, "bits": bits, "weight_errors": errors}
 
     def calibrate(directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
-        # bring the model code, which streaming does not need
-        from compress.walk import EXPERT_FLOOR
-        from quant.calibrated import Calibration, run_calibrated
+        from compress.walk import EXPERT_FLOOR  # brings the model code, which streaming does not need
+        from quant.calibrated import run_calibrated
 
-        tokens = place.calibration_tokens(options.calibration, source)
         journal = target.with_name(f"{target.name}.journal")
-        iterations = options.iterations or ITERATIONS
-        calibration = Calibration(options.method, tokens, journal, iterations, place.trust_remote_code)
-        reports = run_calibrated(plan, calibration, directory, device, advance)
-        seen = {"calibration_tokens": tokens.numel(), "expert_floor": EXPERT_FLOOR}
+        calibration = _calibration(options, source, place, journal)
+        others = partial(_take_part, options, source, place, (journal, directory), device)
+        with helped(others, journal, device):
+            reports = run_calibrated(plan, calibration, directory, device, advance)
+        seen = {"calibration_tokens": calibration.tokens.numel(), "expert_floor": EXPERT_FLOOR}
         return {"method": options.method, **seen, "bits": bits, "blocks": reports}
 
     return StagePlan(
@@ -72,6 +77,25 @@ def plan_quantize_stage(options: Quantize, source: Checkpoint, target: Path, pla
         layers=layers,
         write=calibrate if METHODS[options.method].calibrated else stream,
     )
+
+
+def _calibration(options: Quantize, source: Checkpoint, place: Place, journal: Path) -> "Calibration":
+    from quant.calibrated import Calibration
+
+    tokens = place.calibration_tokens(options.calibration, source)
+    iterations = options.iterations or ITERATIONS
+    return Calibration(options.method, tokens, journal, iterations, place.trust_remote_code)
+
+
+def _take_part(
+    options: Quantize, source: Checkpoint, place: Place, folders: tuple[Path, Path], device: torch.device
+) -> Callable[[], object]:
+    """What another process does: plan the same, then calibrate with the first, which writes."""
+    from quant.calibrated import run_calibrated
+
+    journal, directory = folders
+    plan, calibration = quantize_plan(options, source, place), _calibration(options, source, place, journal)
+    return partial(run_calibrated, plan, calibration, directory, device, lambda _: None)
 
 
 def _plan_dequantize(source: Checkpoint, target: Path, place: Place) -> StagePlan:

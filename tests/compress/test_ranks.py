@@ -1,5 +1,6 @@
 """A run in two processes: the first does it, the second helps with the training and with nothing else."""
 
+import itertools
 import json
 import os
 import re
@@ -32,6 +33,7 @@ RECIPE = {
     "evals": {"documents": {"text": {"source": "python-docs", "count": 20, "max_tokens": 24}}},
     "gate": {"aa_samples": 2, "metrics": {"text": {"kind": "log_perplexity", "max_increase": "90%"}}},
 }
+CALIBRATED = {"format": "int4", "group_size": 64, "method": "gptq", "calibration": {"samples": 16, "length": 512}}
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m"]
 
 
@@ -49,37 +51,51 @@ def launch(recipe, *words, until=None):
     settings = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, env=settings, stderr=subprocess.PIPE, text=True) as process:
         if until:
-            next(line for line in process.stderr if line.startswith(until))
+            before = [*itertools.takewhile(lambda line: not line.startswith(until), process.stderr)]
+            assert process.poll() is None, "".join(before)
             process.terminate()
         err = process.communicate()[1]
     return process.returncode, err
 
 
 def in_one_process(recipe, folder):
-    """The same stages here; the curves of the training, and what the last one wrote."""
+    """The same stages here; their reports, and what the last one wrote."""
     found = load_recipe(str(recipe), [])
     place = Place(folder, found.max_shard_size, load_sets(found))
     plans = plan_stages(found.stages, Checkpoint.open(found.model), place)
     reports = [run_stage(plan, torch.device("cpu"), lambda _: None) for plan in plans]
-    return [report["curve"] for report in reports[1:3]], Checkpoint.open(plans[-1].result.path)
+    return reports, Checkpoint.open(plans[-1].result.path)
 
 
 def test_two_processes_train_as_one_does_even_if_they_are_stopped_once(recipe, tmp_path):
-    curves, expected = in_one_process(recipe, tmp_path / "here")
+    reports, expected = in_one_process(recipe, tmp_path / "here")
     for line in ("· step 2 of 4", "· hashing the variant"):
         code, err = launch(recipe, until=line)
         assert code != 0 and err.count("error: ") == err.count("error: interrupted") == 1, err
 
     staging = tmp_path / ".out.staging"
-    for stage, curve in zip(("1-distill", "2-distill"), curves, strict=True):
-        found = json.loads((staging / f"{stage}.report.json").read_text())["curve"]
-        assert found == [pytest.approx(entry, rel=1e-4) for entry in curve] and len(found) == 3
-    assert curves[1][2]["kl"] < curves[1][0]["kl"]
+    for i in (1, 2):
+        found = json.loads((staging / f"{i}-distill.report.json").read_text())["curve"]
+        assert found == [pytest.approx(entry, rel=1e-4) for entry in reports[i]["curve"]] and len(found) == 3
+    assert found[2]["kl"] < found[0]["kl"]
     written = Checkpoint.open(staging / "3-quantize")
     assert set(written.tensors) == set(expected.tensors)
     for name in written.tensors:
         ours, theirs = (side.read(name).contiguous().view(torch.uint8) for side in (written, expected))
         assert (ours == theirs).float().mean() > 0.99, name
+
+
+def test_two_processes_calibrate_as_one_does(recipe, tmp_path):
+    recipe.write_text(json.dumps(json.loads(recipe.read_text()) | {"stages": [{"quantize": CALIBRATED}]}))
+    (report,), expected = in_one_process(recipe, tmp_path / "here")
+    code, err = launch(recipe, until="· hashing the variant")
+    assert code != 0 and err.count("error: ") == err.count("error: interrupted") == 1, err
+
+    staging = tmp_path / ".out.staging"
+    found = json.loads((staging / "0-quantize.report.json").read_text())
+    assert found["calibration_tokens"] == 8192 and found["blocks"] == json.loads(json.dumps(report["blocks"]))
+    (ours, theirs) = (folder / "model.safetensors" for folder in (staging / "0-quantize", expected.path))
+    assert ours.read_bytes() == theirs.read_bytes()
 
 
 def test_an_evaluation_is_nobodys_rank(monkeypatch):
