@@ -14,8 +14,7 @@ from rich.table import Table
 
 from compress.amounts import format_bytes
 from compress.checkpoint import Checkpoint
-from compress.modules import class_of
-from compress.preview import NUMBER
+from compress.modules import class_of, pattern_of
 from compress.progress import say
 from compress.source import peek_source
 from compress.tensor_file import TensorInfo
@@ -65,7 +64,7 @@ def inspect(checkpoint: Checkpoint) -> list[Group]:
         fmt = lookup(module, class_of(module, checkpoint))
         label, weights = _label(fmt, tensors), _weights(fmt, tensors)
         total = sum(info.nbytes for info in tensors.values())
-        groups.setdefault((NUMBER.sub("*", module), label), []).append((weights, total))
+        groups.setdefault((pattern_of(module), label), []).append((weights, total))
     return [
         Group(pattern, len(sizes), label, sum(weights for weights, _ in sizes), sum(size for _, size in sizes))
         for (pattern, label), sizes in groups.items()

@@ -4,6 +4,7 @@ Classes are the words that `targets` and `ignore` use: Linear, Embedding, Router
 matrices too, but no engine quantizes them, so a target of `Linear` does not mean them.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,8 +21,9 @@ from compress.checkpoint import Checkpoint
 from compress.errors import CheckpointError
 from compress.tensor_file import TensorInfo
 
-__all__ = ["CLASSES", "Module", "class_of", "modules"]
+__all__ = ["CLASSES", "Module", "class_of", "modules", "pattern_of"]
 
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 CLASSES = ("Linear", "Embedding", "Router", "Vision", "MTP")
 
 
@@ -62,6 +64,11 @@ def modules(checkpoint: Checkpoint) -> list[Module]:
             if module.cls == "Embedding" and module.name.endswith("embed_tokens")
         ][:1]
     return found
+
+
+def pattern_of(name: str) -> str:
+    """A name with `*` for the numbers of its layer and expert."""
+    return NUMBER.sub("*", name)
 
 
 def _head_name(embedding: str) -> str:

@@ -1,6 +1,5 @@
 """The dry run: everything a run would do, from headers alone, as tables a person can check before hours are spent."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from compress.amounts import format_bytes, format_change, format_loss
 from compress.checkpoint import Checkpoint
 from compress.evaluation import metrics_of
 from compress.fit import fit_lines, fit_record
+from compress.modules import pattern_of
 from compress.recipe import Recipe
 from compress.stages import LayerRow, StagePlan
 from compress.writer import free_bytes
@@ -24,7 +24,6 @@ from evals.samples import SampleSet
 
 __all__ = ["LayerGroup", "group_layers", "group_table", "preview_record", "show_preview"]
 
-NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 WORKING_SET = 3  # largest tensors held at a time, an upper bound
 EVAL_OVERHEAD = 1.3  # activations and logits beside the weights
 
@@ -46,7 +45,7 @@ def group_layers(rows: Iterable[LayerRow]) -> list[LayerGroup]:
     """Collapse layer and expert numbers to `*`."""
     groups: dict[tuple[str, tuple[int, int], str, str], list[LayerRow]] = {}
     for row in rows:
-        pattern = NUMBER.sub("*", row.name)
+        pattern = pattern_of(row.name)
         groups.setdefault((pattern, row.shape, row.becomes, row.reason), []).append(row)
     return [
         LayerGroup(

@@ -3,6 +3,7 @@
 The dry run prints this plan, the disk space is checked against it, and the methods fill it in.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from compress.architectures import fused_groups, layer_of
 from compress.checkpoint import Checkpoint, quantization_block
 from compress.errors import CheckpointError, RecipeError
-from compress.modules import Module, modules
+from compress.modules import Module, modules, pattern_of
 from compress.select import matches, select
 from compress.tensor_file import Spec, TensorInfo
 from compress.writer import ShardPlan, plan_shards
@@ -137,8 +138,14 @@ def _check_shapes(assignments: Sequence[Assignment]) -> None:
         if problem:
             problems.setdefault(problem, []).append(assignment.module.name)
     if problems:
-        listed = "".join(f"\n  - {problem}: {', '.join(names)}" for problem, names in problems.items())
+        listed = "".join(f"\n  - {problem}: {_patterns(names)}" for problem, names in problems.items())
         raise RecipeError(f"these layers cannot take the format; change its options or add them to ignore:{listed}")
+
+
+def _patterns(names: Sequence[str]) -> str:
+    """Names with `*` for their numbers, and how many there are of each."""
+    counts = Counter(pattern_of(name) for name in names)
+    return ", ".join(f"{pattern} ({count})" if count > 1 else pattern for pattern, count in counts.items())
 
 
 def _check_fused(assignments: Sequence[Assignment]) -> None:
