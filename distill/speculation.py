@@ -8,6 +8,7 @@ sampled guess is accepted, Σ min(p, q) (Leviathan et al., arXiv:2211.17192, sec
 tokens of the target (theorem 3.8, where checking g + 1 tokens costs what one does).
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,6 +75,7 @@ def speculate(target: PreTrainedModel, draft: PreTrainedModel, prompts: Tensor, 
 
     The measured speed-up is of transformers' assisted generation, greedy, one prompt at a time, after a warm-up.
     """
+    logging.getLogger("transformers.generation.utils").setLevel(logging.ERROR)  # it warns of its own calls to itself
     texts, target_seconds = _write(target, prompts, new_tokens)
     _, draft_seconds = _write(draft, prompts, new_tokens)
     cost = draft_seconds / target_seconds
