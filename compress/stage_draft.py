@@ -75,7 +75,21 @@ def _make(options: Draft, source: Checkpoint, place: Place, folder: Path, work: 
     if found.tokenizer is not None:
         found.tokenizer.save_pretrained(folder)
     own, whole = (sum(parameter.numel() for parameter in model.parameters()) for model in (draft, target))
-    return {**found.report, "draft": {"parameters": own, "target_parameters": whole, **speculation}}
+    worth = _worth(speculation)
+    say(worth)
+    figures = {"parameters": own, "target_parameters": whole, **speculation, "worth": worth}
+    return {**found.report, "draft": figures}
+
+
+def _worth(found: dict[str, Any]) -> str:
+    """In a sentence, whether to serve it."""
+    figures = (
+        f"{found['acceptance_rate']:.0%} of its guesses are accepted, a token costs {found['cost']:.0%} of the "
+        f"target's: an expected speed-up of {found['expected_speedup']:.2f}, measured {found['measured_speedup']:.2f}"
+    )
+    if found["expected_speedup"] > 1:
+        return f"the draft is worth serving: {figures}"
+    return f"the draft slows its target down: {figures}; train it longer and on more text, or leave it out"
 
 
 def _cut(options: Draft, path: Path, device: torch.device, *, trust_remote_code: bool) -> tuple[Any, Any]:

@@ -116,7 +116,8 @@ def _draft(draft: Mapping[str, Any]) -> Section:
     text = (
         f"Measured on {draft['tokens']} tokens that the target wrote greedily after {draft['prompts']} prompts that "
         f"were held out. draft/ asks for {draft['guesses']} guesses per round, the best by these figures. The measured "
-        "speed-up is that of transformers' assisted generation on this machine, one text at a time."
+        "speed-up is that of transformers' assisted generation on this machine, one text at a time. "
+        f"In short, {draft['worth']}."
     )
     rows: list[tuple[str, ...]] = [
         ("parameters, draft and target", f"{draft['parameters']:,} and {draft['target_parameters']:,}"),
