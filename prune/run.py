@@ -84,9 +84,12 @@ def _walk(
     plan: PrunePlan, view: Checkpoint, how: How, journal: Journal, device: torch.device, advance: Advance
 ) -> Iterator[dict[str, Any]]:
     cuts = readers_of(plan.before, plan.after)
-    for block in walk(view, how.tokens, device=device, trust_remote_code=how.trust_remote_code):
+    beside = how.method == "obs" and plan.cut("ffn") and not plan.before.get("experts")
+    code = how.trust_remote_code
+    for block in walk(view, how.tokens, device=device, reference=beside, trust_remote_code=code):
         saved = journal.load(block.name)
-        report: dict[str, Any] = {"name": block.name, "kept": {}, "experts": []} if saved is None else saved[1]
+        fresh: dict[str, Any] = {"name": block.name, "kept": {}, "propagated": [], "experts": []}
+        report = fresh if saved is None else saved[1]
         if plan.cut("experts"):
             if saved is None:
                 report["experts"] = prune_experts(block, plan.after["experts"], how.method)
@@ -94,7 +97,8 @@ def _walk(
                 drop_experts(block, report["experts"])
         if saved is None:
             if cuts:
-                report["kept"] = prune_widths(block, cuts, how.method, plan.before)
+                pruned = prune_widths(block, cuts, how.method, plan.before)
+                report["kept"], report["propagated"] = pruned.kept, pruned.propagated
             journal.save(block.name, slice_block(block, report["kept"], plan.before), report)
         else:
             restore_widths(block, saved[0], report["kept"])

@@ -5,19 +5,22 @@ only that linear changes, its removed columns set to zero, which computes the sa
 is the smaller block: the reader's kept columns, and the kept rows of those that produce them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from compress.errors import Refused
-from compress.walk import Block, Group
+from compress.walk import Block
+from compress.walk_block import batches
+from compress.walk_statistics import Statistics
 from prune.dims import Dims
 from prune.obs import Units, columns_of, refit, select_obs
+from prune.propagate import observe_gap, takes_gap
 from prune.scores import activation_score, random_score, top_units
 
-__all__ = ["METHODS", "WIDTHS", "prune_widths", "readers_of", "restore_widths", "slice_block"]
+__all__ = ["METHODS", "WIDTHS", "Pruned", "prune_widths", "readers_of", "restore_widths", "slice_block"]
 
 WIDTHS = ("ffn", "heads", "kv_groups")
 
@@ -31,6 +34,16 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class Reads:
+    """A reader's weight (O, I), statistics of its inputs, and G (O, I) where the block's twin shows it."""
+
+    name: str
+    weight: Tensor
+    statistics: Statistics
+    gap: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Columns:
     """What a method may look at: weights (O, I), second moments (I, I) and activity (I,) of the inputs, a seed."""
 
@@ -38,6 +51,14 @@ class Columns:
     hessian: Tensor
     activity: Tensor
     seed: int
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """The kept columns of each reader by its full name, and which readers were aimed at the whole model's outputs."""
+
+    kept: dict[str, list[int]]
+    propagated: list[str]
 
 
 def readers_of(before: Dims, after: Dims) -> dict[str, list[Cut]]:
@@ -54,33 +75,44 @@ def readers_of(before: Dims, after: Dims) -> dict[str, list[Cut]]:
     return found
 
 
-def prune_widths(block: Block, cuts: Mapping[str, list[Cut]], method: str, before: Dims) -> dict[str, list[int]]:
-    """Choose and refit in place; returns the kept columns of each reader, by its full name.
+def prune_widths(block: Block, cuts: Mapping[str, list[Cut]], method: str, before: Dims) -> Pruned:
+    """Choose and refit in place.
 
     Raises:
         Refused: a block without the reader, or inputs that nothing can be fitted to.
     """
-    readers = {name: cuts[last] for name in block.linears if (last := name.rpartition(".")[2]) in cuts}
     kept: dict[str, list[int]] = {}
-    for group in block.groups([*readers]):
-        name = group.names[0]
-        try:
-            columns, weight = _solve(group, readers[name], method, before, seed=block.index)
-        except (ValueError, RuntimeError) as error:
-            raise Refused(f"{name} cannot be pruned: {error}") from error
-        group.replace([scatter(weight, columns, group.weights[0].shape[1])])
-        kept[name] = columns.tolist()
+    propagated: list[str] = []
+    for last, cut in cuts.items():  # in the order in which they compute
+        for reads in _observe(block, [name for name in block.linears if name.rpartition(".")[2] == last]):
+            try:
+                columns, weight = _solve(reads, cut, method, before, seed=block.index)
+            except (ValueError, RuntimeError) as error:
+                raise Refused(f"{reads.name} cannot be pruned: {error}") from error
+            block.linears[reads.name].weight.data.copy_(scatter(weight, columns, reads.weight.shape[1]))
+            kept[reads.name] = columns.tolist()
+            propagated += [reads.name] if reads.gap is not None else []
     if len(kept) < len(cuts):
         raise Refused(f"{block.name} has no linear {', '.join(cuts)} that its tokens reach: it cannot be pruned")
-    return kept
+    return Pruned(kept, propagated)
 
 
-def _solve(group: Group, cuts: list[Cut], method: str, before: Dims, *, seed: int) -> tuple[Tensor, Tensor]:
-    """The kept columns of the group's linear and their new weights."""
-    weight, statistics = group.weights[0], group.statistics
+def _observe(block: Block, names: list[str]) -> Iterator[Reads]:
+    """What each of these linears reads; and the gap, where the walk has a twin and there is but one that closes it."""
+    if block.twin is not None and len(names) == 1 and takes_gap(block, names[0]):
+        weight = block.linears[names[0]].weight.detach().float()
+        yield Reads(names[0], weight, *observe_gap(block, names[0]))
+        return
+    for group in block.observe(names, len(batches(block.inputs))):
+        yield Reads(group.names[0], group.weights[0], group.statistics)
+
+
+def _solve(reads: Reads, cuts: list[Cut], method: str, before: Dims, *, seed: int) -> tuple[Tensor, Tensor]:
+    """The kept columns of a reader and their new weights."""
+    weight, statistics = reads.weight, reads.statistics
     hessian = statistics.hessian
     columns = torch.arange(weight.shape[1], device=weight.device)
-    width = weight.shape[1] // before["heads"] if group.names[0].endswith("o_proj") else 1
+    width = weight.shape[1] // before["heads"] if reads.name.endswith("o_proj") else 1
     for cut in cuts:
         units = Units(cut.units.count, cut.units.size * width, cut.units.sections)
         seen = Columns(
@@ -88,7 +120,9 @@ def _solve(group: Group, cuts: list[Cut], method: str, before: Dims, *, seed: in
         )
         chosen = METHODS[method](seen, units, cut.keep)
         columns = columns[columns_of(chosen.to(columns.device), units.size)]
-    return columns, refit(weight, hessian, columns) if method == "obs" else weight[:, columns]
+    if method != "obs":
+        return columns, weight[:, columns]
+    return columns, refit(weight, hessian, columns, reads.gap)
 
 
 def _obs(seen: Columns, units: Units, keep: int) -> Tensor:
