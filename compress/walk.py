@@ -7,7 +7,8 @@
 The walk knows no method. A group is the linears that read the same input, found by watching one sequence go through the
 block: query, key and value; gate and up; each expert's. Groups come in the order of computation, and each sees the
 inputs that the already replaced ones produce. With `reference=True` each block has a twin, the unquantized model's on
-its own hidden states, which goes through the same passes: a method sees how far the prefix has drifted.
+its own hidden states, which goes through the same passes: a method sees how far the prefix has drifted. Where layers
+are gone, `reference` is the `Whole` model: a twin is then a run of its blocks.
 
 Every expert of a mixture sees tokens: where the router sends it fewer than EXPERT_FLOOR of a batch, others, evenly
 spaced, are shown to it as well, so that none is left uncalibrated. How many were meant for it is counted.
@@ -17,8 +18,9 @@ torchrun every rank passes its own share of the tokens, statistics are summed ov
 weights. Left out: models whose blocks exchange more than hidden states.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +31,21 @@ from torch import Tensor, nn
 from compress.checkpoint import Checkpoint
 from compress.errors import InputError
 from compress.walk_block import Block, Group, batches
-from compress.walk_model import SeparateExperts, Skeleton, skeleton
+from compress.walk_model import Chain, SeparateExperts, Skeleton, skeleton
 
-__all__ = ["Block", "Group", "walk"]
+__all__ = ["Block", "Group", "Whole", "walk"]
 
 DTYPE = torch.float32  # of weights and hidden states while they compute
+NO_CALL: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})  # of a chain, which keeps those of its blocks
 EXPERT_FLOOR = 64  # tokens of each batch that every expert sees at least
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A reference with more layers: its checkpoint, and for every block of the walk the layers whose work it does."""
+
+    checkpoint: Checkpoint
+    spans: Sequence[Sequence[int]]
 
 
 def walk(
@@ -42,7 +53,7 @@ def walk(
     tokens: Tensor,
     *,
     device: torch.device,
-    reference: bool = False,
+    reference: bool | Whole = False,
     spill: Path | None = None,
     trust_remote_code: bool = False,
 ) -> Iterator[Block]:
@@ -52,7 +63,7 @@ def walk(
         checkpoint: the source.
         tokens: (N, T) int64 calibration tokens, all sequences of one length; the same on every rank.
         device: where blocks compute.
-        reference: also keep the unquantized model's block and hidden states, as `Block.twin`.
+        reference: also keep the unquantized or the whole model's block and hidden states, as `Block.twin`.
         spill: a folder for the hidden states; None keeps them in memory.
         trust_remote_code: run Python code that the checkpoint brings.
 
@@ -64,18 +75,28 @@ def walk(
     with torch.no_grad():
         hidden, calls = _embed(model, _share(tokens), device, spill)
     float_hidden = hidden.clone() if reference else None
+    chain = None
+    if isinstance(reference, Whole):
+        chain = _chains(reference, tokens[:1], device, trust_remote_code=trust_remote_code)
     for index in range(len(model.blocks)):
         module = model.load(index, DTYPE, device, floor=EXPERT_FLOOR)
-        block = _block(model, index, module, hidden, device, calls)
+        block = _block(model, index, module, hidden, device, calls[index])
         if float_hidden is not None:
-            block.twin = _block(model, index, deepcopy(module), float_hidden, device, calls)
+            twin, call = (chain(index), NO_CALL) if chain else (deepcopy(module), calls[index])
+            block.twin = _block(model, index, twin, float_hidden, device, call)
         yield block
         block.finish()
 
 
-def _block(
-    model: Skeleton, index: int, module: nn.Module, hidden: Tensor, device: torch.device, calls: list[Any]
-) -> Block:
+def _chains(whole: Whole, tokens: Tensor, device: torch.device, *, trust_remote_code: bool) -> Callable[[int], Chain]:
+    """What loads the twin of a block."""
+    model = skeleton(whole.checkpoint, trust_remote_code=trust_remote_code)
+    with torch.no_grad():
+        _, calls = next(model.record(tokens, DTYPE, device))
+    return lambda index: Chain((model.load(i, DTYPE, device, floor=0), calls[i]) for i in whole.spans[index])
+
+
+def _block(model: Skeleton, index: int, module: nn.Module, hidden: Tensor, device: torch.device, call: Any) -> Block:
     named = {model.names(index, name): part for name, part in module.named_modules()}
     return Block(
         index=index,
@@ -83,7 +104,7 @@ def _block(
         module=module,
         inputs=hidden,
         device=device,
-        call=calls[index],
+        call=call,
         linears={name: part for name, part in named.items() if isinstance(part, nn.Linear)},
         tensors={model.names(index, name): tensor for name, tensor in module.state_dict(keep_vars=True).items()},
         experts={name: part for name, part in named.items() if isinstance(part, SeparateExperts)},

@@ -6,7 +6,7 @@ apart into the linears that checkpoints and engines know, so that one expert is 
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from compress.model_config import model_config
 from compress.modules import modules
 from compress.tensor_file import TensorInfo, read_tensor
 
-__all__ = ["SeparateExperts", "Skeleton", "run_block", "skeleton"]
+__all__ = ["Chain", "SeparateExperts", "Skeleton", "run_block", "skeleton"]
 
 # names inside a block, ours -> the checkpoint's, for families that name them otherwise
 ALIASES = (
@@ -192,6 +192,20 @@ def run_block(module: nn.Module, call: tuple[Sequence[Any], Mapping[str, Any]], 
     output: Any = module(hidden, *args, **kwargs)
     result: Tensor = output[0] if isinstance(output, tuple) else output
     return result
+
+
+class Chain(nn.Module):
+    """Blocks one behind the other, each with its own other arguments: one block, called with hidden states alone."""
+
+    def __init__(self, parts: Iterable[tuple[nn.Module, Any]]) -> None:
+        super().__init__()
+        blocks, self.calls = zip(*parts, strict=True)
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for block, call in zip(self.blocks, self.calls, strict=True):
+            hidden = run_block(block, call, hidden)
+        return hidden
 
 
 def skeleton(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> Skeleton:

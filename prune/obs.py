@@ -16,8 +16,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prune.propagate import STRENGTH
-
 __all__ = ["Units", "columns_of", "refit", "select_obs"]
 
 # of the mean diagonal of H; on 12,000 tokens of held-out text a first layer lost a fifth less with 0.1 than with 0.001
@@ -110,7 +108,7 @@ def refit(weight: Tensor, hessian: Tensor, columns: Tensor, gap: Tensor | None =
         weight: (O, I).
         hessian: (I, I), the second moments of the inputs.
         columns: those that are kept.
-        gap: (O, I), G of `prune.propagate`; STRENGTH of it is taken back as well.
+        gap: (O, I), the share of G of `prune.propagate` that is taken back as well.
 
     Raises:
         ValueError: inputs that are all zero or not finite.
@@ -118,6 +116,6 @@ def refit(weight: Tensor, hessian: Tensor, columns: Tensor, gap: Tensor | None =
     h = _damped(hessian, DAMPING)
     wanted = weight.double() @ h[:, columns]
     if gap is not None:
-        wanted += STRENGTH * gap[:, columns].double()
+        wanted += gap[:, columns].double()
     factor = torch.linalg.cholesky(h[columns][:, columns])
     return torch.cholesky_solve(wanted.t(), factor).t()

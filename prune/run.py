@@ -1,8 +1,9 @@
 """Pruning a checkpoint: layers first, then experts and widths block by block, then the planned shards.
 
-Dropping layers only changes which tensors are read, so the walk runs on the shorter model at once. Every finished block
-goes to the journal; a killed run restores those and goes on. When all are there, the shards are written from the
-journal and, for what was not cut, from the source.
+Dropping layers only changes which tensors are read, so the walk runs on the shorter model at once; beside it runs the
+whole model, towards whose stream the blocks from the first gap on are refitted (`prune.propagate`). Every finished
+block goes to the journal; a killed run restores those and goes on. When all are there, the shards are written from the
+journal and, for what was not changed, from the source.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from compress.checkpoint import Checkpoint
 from compress.errors import Refused
 from compress.progress import Advance
 from compress.tensor_file import read_tensor
-from compress.walk import walk
+from compress.walk import Block, Whole, walk
 from compress.walk_journal import Journal
 from compress.walk_model import skeleton
 from compress.writer import ShardWriter
@@ -29,7 +30,8 @@ from prune.depth import TOKENS, choose_layers
 from prune.dims import by_expert, expert_of
 from prune.experts import drop_experts, prune_experts
 from prune.plan import PrunePlan, drop_layers
-from prune.widths import prune_widths, readers_of, restore_widths, slice_block
+from prune.propagate import DROPPED, STRENGTH, spans_of
+from prune.widths import Cut, prune_widths, readers_of, restore_widths, slice_block
 
 __all__ = ["How", "digest", "run_prune"]
 
@@ -71,22 +73,34 @@ def run_prune(plan: PrunePlan, how: How, directory: Path, device: torch.device, 
         model = skeleton(plan.checkpoint, trust_remote_code=how.trust_remote_code)
         kept = choose_layers(model, first, plan.after["layers"], score, order, device)
     view = drop_layers(plan.checkpoint, kept)
+    beside = _beside(plan, kept, how)
     blocks = []
-    if any(plan.cut(axis) for axis in ("ffn", "heads", "kv_groups", "experts")):
-        blocks = [*_walk(plan, view, how, journal, device, advance)]
+    if beside or any(plan.cut(axis) for axis in ("ffn", "heads", "kv_groups", "experts")):
+        blocks = [*_walk(plan, (view, beside), how, journal, device, advance)]
     _write(plan, view, journal, blocks, directory)
     shutil.rmtree(journal.directory, ignore_errors=True)
     counts = [{**block, "kept": {name: len(listed) for name, listed in block["kept"].items()}} for block in blocks]
     return {"method": how.method, "layers": kept, "calibration_tokens": how.tokens.numel(), "blocks": counts}
 
 
+def _beside(plan: PrunePlan, kept: Sequence[int], how: How) -> bool | Whole:
+    """What the walk keeps beside: the whole model, where layers are gone or a refit can close a gap."""
+    if how.method != "obs" or plan.before.get("experts") or not (plan.cut("layers") or plan.cut("ffn")):
+        return False
+    return Whole(plan.checkpoint, spans_of(kept, plan.before["layers"])) if plan.cut("layers") else True
+
+
 def _walk(
-    plan: PrunePlan, view: Checkpoint, how: How, journal: Journal, device: torch.device, advance: Advance
+    plan: PrunePlan,
+    walked: tuple[Checkpoint, bool | Whole],
+    how: How,
+    journal: Journal,
+    device: torch.device,
+    advance: Advance,
 ) -> Iterator[dict[str, Any]]:
+    view, beside = walked
     cuts = readers_of(plan.before, plan.after)
-    beside = how.method == "obs" and plan.cut("ffn") and not plan.before.get("experts")
-    code = how.trust_remote_code
-    for block in walk(view, how.tokens, device=device, reference=beside, trust_remote_code=code):
+    for block in walk(view, how.tokens, device=device, reference=beside, trust_remote_code=how.trust_remote_code):
         saved = journal.load(block.name)
         fresh: dict[str, Any] = {"name": block.name, "kept": {}, "propagated": [], "experts": []}
         report = fresh if saved is None else saved[1]
@@ -96,14 +110,24 @@ def _walk(
             else:
                 drop_experts(block, report["experts"])
         if saved is None:
-            if cuts:
-                pruned = prune_widths(block, cuts, how.method, plan.before)
+            mine, strength = _task(block, cuts, beside)
+            if mine:
+                pruned = prune_widths(block, mine, how.method, plan.before, strength)
                 report["kept"], report["propagated"] = pruned.kept, pruned.propagated
             journal.save(block.name, slice_block(block, report["kept"], plan.before), report)
         else:
             restore_widths(block, saved[0], report["kept"])
         advance(sum(info.nbytes for name, info in view.tensors.items() if layer_of(name) == block.index))
         yield report
+
+
+def _task(block: Block, cuts: Mapping[str, list[Cut]], beside: bool | Whole) -> tuple[Mapping[str, list[Cut]], float]:
+    """What to cut or refit in a block, and the share of the gap to close; nothing in front of all that was changed."""
+    if not isinstance(beside, Whole):
+        return cuts, STRENGTH
+    strength = DROPPED if len(beside.spans[block.index]) > 1 else STRENGTH
+    changed = bool(cuts) or beside.spans[block.index][-1] > block.index
+    return ({"down_proj": [], **cuts} if changed else {}), strength
 
 
 def _write(

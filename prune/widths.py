@@ -17,10 +17,10 @@ from compress.walk_block import batches
 from compress.walk_statistics import Statistics
 from prune.dims import Dims
 from prune.obs import Units, columns_of, refit, select_obs
-from prune.propagate import observe_gap, takes_gap
+from prune.propagate import STRENGTH, observe_gap, takes_gap
 from prune.scores import activation_score, random_score, top_units
 
-__all__ = ["METHODS", "WIDTHS", "Pruned", "prune_widths", "readers_of", "restore_widths", "slice_block"]
+__all__ = ["METHODS", "WIDTHS", "Cut", "Pruned", "prune_widths", "readers_of", "restore_widths", "slice_block"]
 
 WIDTHS = ("ffn", "heads", "kv_groups")
 
@@ -35,7 +35,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Reads:
-    """A reader's weight (O, I), statistics of its inputs, and G (O, I) where the block's twin shows it."""
+    """A reader's weight (O, I), statistics of its inputs, and the share of G (O, I) to close where a twin shows it."""
 
     name: str
     weight: Tensor
@@ -75,8 +75,14 @@ def readers_of(before: Dims, after: Dims) -> dict[str, list[Cut]]:
     return found
 
 
-def prune_widths(block: Block, cuts: Mapping[str, list[Cut]], method: str, before: Dims) -> Pruned:
+def prune_widths(
+    block: Block, cuts: Mapping[str, list[Cut]], method: str, before: Dims, strength: float = STRENGTH
+) -> Pruned:
     """Choose and refit in place.
+
+    Args:
+        cuts: by the last part of a reader's name; none to make: it is refitted, if that can close a gap.
+        strength: the share of the gap to the block's twin that a refit is to close.
 
     Raises:
         Refused: a block without the reader, or inputs that nothing can be fitted to.
@@ -84,7 +90,8 @@ def prune_widths(block: Block, cuts: Mapping[str, list[Cut]], method: str, befor
     kept: dict[str, list[int]] = {}
     propagated: list[str] = []
     for last, cut in cuts.items():  # in the order in which they compute
-        for reads in _observe(block, [name for name in block.linears if name.rpartition(".")[2] == last]):
+        names = [name for name in block.linears if name.rpartition(".")[2] == last]
+        for reads in _observe(block, names, strength, needed=bool(cut)):
             try:
                 columns, weight = _solve(reads, cut, method, before, seed=block.index)
             except (ValueError, RuntimeError) as error:
@@ -92,19 +99,20 @@ def prune_widths(block: Block, cuts: Mapping[str, list[Cut]], method: str, befor
             block.linears[reads.name].weight.data.copy_(scatter(weight, columns, reads.weight.shape[1]))
             kept[reads.name] = columns.tolist()
             propagated += [reads.name] if reads.gap is not None else []
-    if len(kept) < len(cuts):
+    if len(kept) < sum(map(bool, cuts.values())):
         raise Refused(f"{block.name} has no linear {', '.join(cuts)} that its tokens reach: it cannot be pruned")
     return Pruned(kept, propagated)
 
 
-def _observe(block: Block, names: list[str]) -> Iterator[Reads]:
+def _observe(block: Block, names: list[str], strength: float, *, needed: bool) -> Iterator[Reads]:
     """What each of these linears reads; and the gap, where the walk has a twin and there is but one that closes it."""
     if block.twin is not None and len(names) == 1 and takes_gap(block, names[0]):
         weight = block.linears[names[0]].weight.detach().float()
-        yield Reads(names[0], weight, *observe_gap(block, names[0]))
-        return
-    for group in block.observe(names, len(batches(block.inputs))):
-        yield Reads(group.names[0], group.weights[0], group.statistics)
+        statistics, gap = observe_gap(block, names[0])
+        yield Reads(names[0], weight, statistics, strength * gap)
+    elif needed:
+        for group in block.observe(names, len(batches(block.inputs))):
+            yield Reads(group.names[0], group.weights[0], group.statistics)
 
 
 def _solve(reads: Reads, cuts: list[Cut], method: str, before: Dims, *, seed: int) -> tuple[Tensor, Tensor]:
