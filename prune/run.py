@@ -73,34 +73,31 @@ def run_prune(plan: PrunePlan, how: How, directory: Path, device: torch.device, 
         model = skeleton(plan.checkpoint, trust_remote_code=how.trust_remote_code)
         kept = choose_layers(model, first, plan.after["layers"], score, order, device)
     view = drop_layers(plan.checkpoint, kept)
-    beside = _beside(plan, kept, how)
+    whole = _beside(plan, kept, how)
     blocks = []
-    if beside or any(plan.cut(axis) for axis in ("ffn", "heads", "kv_groups", "experts")):
-        blocks = [*_walk(plan, (view, beside), how, journal, device, advance)]
+    if whole or any(plan.cut(axis) for axis in ("ffn", "heads", "kv_groups", "experts")):
+        for index, report in enumerate(_walk(plan, view, whole, how, journal, device)):
+            blocks.append(report)
+            advance(sum(info.nbytes for name, info in view.tensors.items() if layer_of(name) == index))
     _write(plan, view, journal, blocks, directory)
     shutil.rmtree(journal.directory, ignore_errors=True)
     counts = [{**block, "kept": {name: len(listed) for name, listed in block["kept"].items()}} for block in blocks]
     return {"method": how.method, "layers": kept, "calibration_tokens": how.tokens.numel(), "blocks": counts}
 
 
-def _beside(plan: PrunePlan, kept: Sequence[int], how: How) -> bool | Whole:
-    """What the walk keeps beside: the whole model, where layers are gone or a refit can close a gap."""
-    if how.method != "obs" or plan.before.get("experts") or not (plan.cut("layers") or plan.cut("ffn")):
-        return False
-    return Whole(plan.checkpoint, spans_of(kept, plan.before["layers"])) if plan.cut("layers") else True
+def _beside(plan: PrunePlan, kept: Sequence[int], how: How) -> Whole | None:
+    """The model as it was, where layers are gone or a refit can close a gap."""
+    closes = how.method == "obs" and not plan.before.get("experts") and (plan.cut("layers") or plan.cut("ffn"))
+    return Whole(plan.checkpoint, spans_of(kept, plan.before["layers"])) if closes else None
 
 
 def _walk(
-    plan: PrunePlan,
-    walked: tuple[Checkpoint, bool | Whole],
-    how: How,
-    journal: Journal,
-    device: torch.device,
-    advance: Advance,
+    plan: PrunePlan, view: Checkpoint, whole: Whole | None, how: How, journal: Journal, device: torch.device
 ) -> Iterator[dict[str, Any]]:
-    view, beside = walked
     cuts = readers_of(plan.before, plan.after)
-    for block in walk(view, how.tokens, device=device, reference=beside, trust_remote_code=how.trust_remote_code):
+    for block in walk(
+        view, how.tokens, device=device, reference=whole or False, trust_remote_code=how.trust_remote_code
+    ):
         saved = journal.load(block.name)
         fresh: dict[str, Any] = {"name": block.name, "kept": {}, "propagated": [], "experts": []}
         report = fresh if saved is None else saved[1]
@@ -110,24 +107,21 @@ def _walk(
             else:
                 drop_experts(block, report["experts"])
         if saved is None:
-            mine, strength = _task(block, cuts, beside)
+            mine, strength = _task(block, cuts, whole)
             if mine:
                 pruned = prune_widths(block, mine, how.method, plan.before, strength)
                 report["kept"], report["propagated"] = pruned.kept, pruned.propagated
             journal.save(block.name, slice_block(block, report["kept"], plan.before), report)
         else:
             restore_widths(block, saved[0], report["kept"])
-        advance(sum(info.nbytes for name, info in view.tensors.items() if layer_of(name) == block.index))
         yield report
 
 
-def _task(block: Block, cuts: Mapping[str, list[Cut]], beside: bool | Whole) -> tuple[Mapping[str, list[Cut]], float]:
-    """What to cut or refit in a block, and the share of the gap to close; nothing in front of all that was changed."""
-    if not isinstance(beside, Whole):
-        return cuts, STRENGTH
-    strength = DROPPED if len(beside.spans[block.index]) > 1 else STRENGTH
-    changed = bool(cuts) or beside.spans[block.index][-1] > block.index
-    return ({"down_proj": [], **cuts} if changed else {}), strength
+def _task(block: Block, cuts: Mapping[str, list[Cut]], whole: Whole | None) -> tuple[Mapping[str, list[Cut]], float]:
+    """What to cut or, from the first dropped layer on, only to refit in a block; and the share of the gap to close."""
+    span = whole.spans[block.index] if whole else (block.index,)
+    refits = span[-1] > block.index
+    return {**cuts, "down_proj": cuts.get("down_proj", [])} if refits else cuts, DROPPED if len(span) > 1 else STRENGTH
 
 
 def _write(
