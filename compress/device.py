@@ -3,7 +3,7 @@
 import torch
 
 from compress.errors import InputError
-from compress.ranks import launched
+from compress.ranks import launched, processes_here
 
 __all__ = ["resolve_device"]
 
@@ -22,6 +22,15 @@ def resolve_device(name: str) -> torch.device:
         torch.zeros(1, device=device).item()  # a device without values, `meta`, computes nothing
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InputError(f"device {name!r} is not available here: use auto, cpu, cuda, cuda:N or mps") from error
-    if device.index is not None and launched():
-        raise InputError(f"device {name!r} is one GPU, but a launcher gives each process its own: say {device.type}")
+    if launched():
+        _check_each(device, name)
     return device
+
+
+def _check_each(device: torch.device, name: str) -> None:
+    """Refuse a device that is not there for every process."""
+    if device.index is not None:
+        raise InputError(f"device {name!r} is one GPU, but a launcher gives each process its own: say {device.type}")
+    here = processes_here()
+    if device.type != "cpu" and here > (count := torch.accelerator.device_count()):
+        raise InputError(f"{here} processes are started here, but {count} GPUs are: start as many as there are GPUs")

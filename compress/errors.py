@@ -6,6 +6,7 @@ CompressError
  │    └── CheckpointError  a checkpoint that is damaged, incomplete, or of a kind we do not read
  ├── GateFailed        3   the loss is shown to be above the margin
  ├── Inconclusive      4   the loss is not shown to be below the margin
+ ├── ProcessLost       1   another process of the run is gone, or failed for a reason of its own
  ├── Refused           5   the evidence is invalid or the two sides are not comparable
  │    └── Diverged         training came to values that are not finite
  └── PushFailed        6   a PASS that could not be published
@@ -21,6 +22,10 @@ class CompressError(Exception):
     """Base of every error that is reported to the user as one sentence."""
 
     exit_code: ClassVar[int] = 1
+
+
+class ProcessLost(CompressError):
+    """Another process of the run is gone, or failed for a reason of its own; the same command goes on from there."""
 
 
 class InputError(CompressError):

@@ -13,7 +13,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -23,15 +23,16 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from compress.errors import CompressError
+from compress.errors import CompressError, ProcessLost
 from compress.progress import silence
 
-__all__ = ["among_ranks", "environment_alone", "helped", "launched", "processes"]
+__all__ = ["among_ranks", "environment_alone", "helped", "launched", "processes", "processes_here"]
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 POLL = 0.2  # seconds between two looks into the store
 PATIENCE = timedelta(hours=6)  # within a piece of work, where one process may be writing a large state
 PARTING = 5.0  # seconds for the others to notice an end before the process goes that may hold the store
+ENDING = 60.0  # seconds for the first process to end in order before one that has failed goes, and takes all with it
 FAILED = "failed"
 
 Work = Callable[[], Callable[[], object]]  # loads, and returns what all do at once
@@ -45,6 +46,11 @@ def launched() -> bool:
 def processes() -> int:
     """How many there are, this one included."""
     return int(os.environ["WORLD_SIZE"]) if launched() else 1
+
+
+def processes_here() -> int:
+    """How many of them are on this machine."""
+    return int(os.environ["LOCAL_WORLD_SIZE"]) if launched() else 1
 
 
 def environment_alone() -> dict[str, str]:
@@ -79,6 +85,7 @@ def helped(work: Work, folder: Path, device: torch.device) -> Iterator[None]:
 
     Raises:
         CompressError: another process failed.
+        ProcessLost: another process failed for a reason of its own, or is gone.
     """
     if not launched():
         yield
@@ -91,7 +98,7 @@ def helped(work: Work, folder: Path, device: torch.device) -> Iterator[None]:
     while store.add(f"ready {turn}", 0) < _others():
         _raise_failure(store)
         time.sleep(POLL)
-    with _group(store, turn), _reported(store):
+    with _together(store, turn):
         yield
 
 
@@ -116,48 +123,60 @@ def _hand_out(store: Store, file: str) -> int:
     return turn
 
 
-def _receive(store: Store, turn: int, seconds: float = float("inf")) -> str:
-    """What is handed out in a turn; "" as well where nothing is in time."""
-    until = time.monotonic() + seconds
-    while not store.check([f"turn {turn}"]):
-        if time.monotonic() > until:
-            return ""
-        time.sleep(POLL)
+def _receive(store: Store, turn: int) -> str:
+    """What is handed out in a turn, whenever that is."""
+    _is_handed_out(store, turn, float("inf"))
     return store.get(f"turn {turn}").decode()
 
 
+def _is_handed_out(store: Store, turn: int, seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while not (found := store.check([f"turn {turn}"])) and time.monotonic() < until:
+        time.sleep(POLL)
+    return found
+
+
 def _help(store: Store) -> int:
+    """Take part in one piece of work after the other; the first process tells what goes wrong, and is waited for."""
     silence()
     turn = 1
-    while file := _receive(store, turn):
-        try:
-            _take_part(store, turn, file)
-        except CompressError:
-            pass  # the first process raises it as well, and tells it
-        except Exception:
-            _receive(store, turn + 1, PARTING)  # a launcher ends all when one goes: let the first end in order
+    try:
+        while file := _receive(store, turn):
+            try:
+                _take_part(store, turn, file)
+            except Exception as error:
+                if _is_handed_out(store, turn + 1, ENDING) and isinstance(error, CompressError):
+                    return 0
+                raise
+            turn += 1
+        return 0
+    finally:
+        with suppress(RuntimeError):  # the store may be gone
             store.add("left", 1)
-            raise
-        turn += 1
-    store.add("left", 1)
-    return 0
 
 
 def _take_part(store: Store, turn: int, file: str) -> None:
     with _reported(store):
-        work, device = torch.load(file, weights_only=False)
+        work, device = torch.load(file, weights_only=False, mmap=True)
         if device != "cpu":
             torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
         act = work()
     store.add(f"ready {turn}", 1)
-    with _group(store, turn), _reported(store):
+    with _together(store, turn):
         act()
+
+
+@contextmanager
+def _together(store: Store, turn: int) -> Iterator[None]:
+    """A process group: what fails within is told before it is gone, and so is what fails while it is made."""
+    with _reported(store), _group(store, turn), _reported(store):
+        yield
 
 
 @contextmanager
 def _group(store: Store, turn: int) -> Iterator[None]:
     own = PrefixStore(f"group {turn}", store)
-    dist.init_process_group(store=own, rank=_rank(), world_size=_others() + 1, timeout=PATIENCE)
+    dist.init_process_group(store=own, rank=_rank(), world_size=processes(), timeout=PATIENCE)
     try:
         yield
     finally:
@@ -177,8 +196,10 @@ def _reported(store: Store) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, RuntimeError):
             _raise_failure(store)
+        if isinstance(error, dist.DistError) or "gloo" in str(error).lower():  # whose errors have no class
+            raise ProcessLost("a process of this run is gone: run the same command, it goes on from there") from error
         known = isinstance(error, CompressError)
-        told = error if known else CompressError(f"process {_rank()} of this run failed: {error!r}")
+        told = error if known else ProcessLost(f"process {_rank()} of this run failed: {error!r}")
         store.set(FAILED, pickle.dumps(told).hex())
         raise
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from compress.checkpoint import Checkpoint, quantization_block
 from compress.errors import InputError, RecipeError, Refused
 from compress.progress import Advance, say
-from compress.ranks import processes
+from compress.ranks import processes, processes_here
 from compress.source import fetch_source
 from compress.stage_learn import Work, check_tokenizers, learn
 from compress.stage_plan import LayerRow, Place, StagePlan, planned_tensors
@@ -146,16 +146,22 @@ def check_memory(student: Checkpoint, teacher: Checkpoint, *, together: bool = T
     sizes = [sum(info.nbytes // info.dtype.itemsize for info in side.tensors.values()) for side in (student, teacher)]
     training, both = sizes[0] * TRAINED, (sizes[0] + sizes[1]) * 4
     needed = training + sizes[1] * 4 if together else max(training, both)
-    present = psutil.virtual_memory().total
+    present = (
+        psutil.virtual_memory().total // processes_here()
+    )  # each holds all of it, unless the weights are in shards
     if torch.cuda.is_available():
         present = max(present, torch.cuda.mem_get_info()[1])
     if needed > present:
         raise InputError(
             f"distilling {sizes[0] / 1e9:.1f} billion weights from {sizes[1] / 1e9:.1f} billion takes "
-            f"{needed / 1e9:.1f} GB before activations, {present / 1e9:.1f} GB are here: "
+            f"{needed / 1e9:.1f} GB before activations, {present / 1e9:.1f} GB are here{_each()}: "
             + ("set distill.top_k, or use a smaller teacher" if together else "use a smaller teacher or student")
         )
     return needed
+
+
+def _each() -> str:
+    return f" for each of {processes_here()} processes" if processes_here() > 1 else ""
 
 
 def _stored(model: Any, source: Checkpoint) -> dict[str, Tensor]:

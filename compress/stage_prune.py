@@ -62,7 +62,7 @@ def plan_prune_stage(options: Prune, source: Checkpoint, target: Path, place: Pl
         source=source,
         result=Checkpoint(target, plan.config, planned_tensors(plan.shards, target)),
         shards=plan.shards,
-        layers=_rows(plan),
+        layers=_rows(plan, options.method),
         write=write,
         candidates=plan.table(),
         decide=decide if plan.tried else None,
@@ -99,9 +99,10 @@ def _searched(wanted: Calibration, search: Search, source: Checkpoint, place: Pl
     return tokens[: -search.held_out - 1], tokens[-search.held_out :]
 
 
-def _rows(plan: PrunePlan) -> list[LayerRow]:
+def _rows(plan: PrunePlan, method: str) -> list[LayerRow]:
     """What every matrix becomes; of layers and experts that go, the last stand for those that the run will choose."""
     rows = []
+    refits = method == "obs" and plan.cut("layers") and not plan.before.get("experts")
     for module in modules(plan.checkpoint):
         spec = plan.outputs.get(module.tensor)
         layer = layer_of(module.name)
@@ -112,7 +113,8 @@ def _rows(plan: PrunePlan) -> list[LayerRow]:
             )
             continue
         cut = spec.shape != plan.checkpoint.tensors[module.tensor].shape
-        becomes = "×".join(map(str, spec.shape)) if cut else "unchanged"
+        kept = "may be refitted" if refits and module.name.endswith(".down_proj") else "unchanged"
+        becomes = "×".join(map(str, spec.shape)) if cut else kept
         after = module.weight.nbytes * spec.nbytes // plan.checkpoint.tensors[module.tensor].nbytes
         rows.append(LayerRow(module.name, module.shape, becomes, "", module.weight.nbytes, after))
     return rows

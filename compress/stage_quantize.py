@@ -11,7 +11,7 @@ import torch
 from compress.checkpoint import Checkpoint, quantization_block
 from compress.errors import RecipeError
 from compress.progress import Advance
-from compress.ranks import helped
+from compress.ranks import helped, processes
 from compress.stage_plan import LayerRow, Place, StagePlan, planned_tensors
 from quant.dequantizing import plan_dequantize, run_dequantize
 from quant.methods import ITERATIONS, METHODS
@@ -44,10 +44,12 @@ def plan_quantize_stage(options: Quantize, source: Checkpoint, target: Path, pla
 
     Raises:
         CheckpointError: the source is already quantized and `format` is not bf16.
-        RecipeError: a selection that matches nothing, a shape a format cannot take, fused layers that would differ.
+        RecipeError: a selection that matches nothing, a shape a format cannot take, fused layers that would differ, or
+            less to calibrate on than there are processes.
     """
     if options.format == "bf16" and quantization_block(source.config) is not None:
         return _plan_dequantize(source, target, place)
+    _check_shares(options)
     plan = quantize_plan(options, source, place)
     layers = _layers(plan)
     bits = {row.name: round(8 * row.bytes_after / math.prod(row.shape), 3) for row in layers if not row.reason}
@@ -62,7 +64,7 @@ def plan_quantize_stage(options: Quantize, source: Checkpoint, target: Path, pla
 
         journal = target.with_name(f"{target.name}.journal")
         calibration = _calibration(options, source, place, journal)
-        others = partial(_take_part, options, source, place, (journal, directory), device)
+        others = partial(_take_part, options, source, place, calibration, (directory, device))
         with helped(others, journal, device):
             reports = run_calibrated(plan, calibration, directory, device, advance)
         seen = {"calibration_tokens": calibration.tokens.numel(), "expert_floor": EXPERT_FLOOR}
@@ -88,14 +90,35 @@ def _calibration(options: Quantize, source: Checkpoint, place: Place, journal: P
 
 
 def _take_part(
-    options: Quantize, source: Checkpoint, place: Place, folders: tuple[Path, Path], device: torch.device
+    options: Quantize,
+    source: Checkpoint,
+    place: Place,
+    calibration: "Calibration",
+    where: tuple[Path, torch.device],
 ) -> Callable[[], object]:
     """What another process does: plan the same, then calibrate with the first, which writes."""
     from quant.calibrated import run_calibrated
 
-    journal, directory = folders
-    plan, calibration = quantize_plan(options, source, place), _calibration(options, source, place, journal)
-    return partial(run_calibrated, plan, calibration, directory, device, lambda _: None)
+    return partial(run_calibrated, quantize_plan(options, source, place), calibration, *where, lambda _: None)
+
+
+def _check_shares(options: Quantize) -> None:
+    """Refuse fewer batches than processes before anything is read; fewer texts than asked for show later.
+
+    Raises:
+        RecipeError: some process would have nothing to calibrate on.
+    """
+    if processes() == 1 or not METHODS[options.method].calibrated:
+        return
+    from compress.walk_block import BATCH_TOKENS  # brings the model code
+
+    samples, length = options.calibration.samples, options.calibration.length
+    count = -(-samples // max(BATCH_TOKENS // length, 1))
+    if count < processes():
+        raise RecipeError(
+            f"stages: {samples} samples of {length} tokens make {count} batches of {BATCH_TOKENS}, fewer than the "
+            f"{processes()} processes: raise quantize.calibration.samples, or start fewer processes"
+        )
 
 
 def _plan_dequantize(source: Checkpoint, target: Path, place: Place) -> StagePlan:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.amounts import format_bytes
-from compress.errors import Diverged, InputError
+from compress.errors import Diverged, InputError, ProcessLost
 from compress.inputs import local_path, parse_json
 from compress.manifest import EVIDENCE
 from compress.progress import say
@@ -93,8 +93,8 @@ def check_output(places: Places, source: Path, needed: int, *, overwrite: bool) 
 def staging(places: Places, key: dict[str, object]) -> Iterator[Path]:
     """The staging folder, alone: kept from an earlier run with the same key, empty otherwise.
 
-    An interrupt keeps finished stages for the next run, training that diverged what is to be looked at; an error of the
-    input or a full disk removes everything.
+    An interrupt, a lost process or a failure that is no sentence (a GPU's memory) keeps finished stages for the next
+    run, training that diverged what is to be looked at; an error of the input or a full disk removes everything.
 
     Raises:
         InputError: another run works on this output.
@@ -105,10 +105,13 @@ def staging(places: Places, key: dict[str, object]) -> Iterator[Path]:
             try:
                 _prepare(places.staging, key)
                 yield places.staging
-            except (KeyboardInterrupt, Diverged):
+            except (KeyboardInterrupt, Diverged, ProcessLost, RuntimeError, MemoryError):
                 _drop_partial(places.staging)
                 raise
             except BaseException:
+                (places.staging / KEY).unlink(
+                    missing_ok=True
+                )  # first: what a kill leaves of the rest is not gone on with
                 shutil.rmtree(places.staging, ignore_errors=True)
                 raise
     finally:

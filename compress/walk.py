@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from compress.checkpoint import Checkpoint
 from compress.errors import InputError
-from compress.walk_block import Block, Group, batches
+from compress.walk_block import BATCH_TOKENS, Block, Group, batches, rank_of
 from compress.walk_model import Chain, SeparateExperts, Skeleton, skeleton
 
 __all__ = ["Block", "Group", "Whole", "walk"]
@@ -134,9 +134,11 @@ def _share(tokens: Tensor) -> Tensor:
         raise InputError("there are no calibration tokens: give calibration data or use method rtn")
     if not dist.is_initialized():
         return tokens
-    shares = batches(tokens)[dist.get_rank() :: dist.get_world_size()]
-    if not shares:
+    rank, ranks = rank_of()
+    shares = batches(tokens)
+    if len(shares) < ranks:  # on all ranks alike, so that none waits for one that has left
         raise InputError(
-            f"{len(batches(tokens))} batches of calibration tokens are fewer than {dist.get_world_size()} ranks"
+            f"the calibration tokens make {len(shares)} batches of {BATCH_TOKENS}, fewer than the {ranks} processes: "
+            "give more samples, or start fewer processes"
         )
-    return torch.cat(shares)
+    return torch.cat(shares[rank::ranks])

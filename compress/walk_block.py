@@ -59,7 +59,8 @@ class Block:
     linears      every linear of the block by the checkpoint's name
     tensors      every parameter of the block by the checkpoint's name
     experts      the modules of separate experts by the checkpoint's name
-    twin         the same block of the unquantized model, on its own hidden states, when the walk was asked for it
+    twin         when the walk was asked for it: the same block of the unquantized model, or the run of blocks of the
+                 whole one, on its own hidden states
     """
 
     index: int

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import DistributedType, broadcast_object_list
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -95,6 +95,8 @@ def _prepare(student: PreTrainedModel, teacher: Teaches, data: Data, plan: tuple
         raise InputError(
             f"training.batch is {schedule.batch}, which {accelerator.num_processes} processes cannot share evenly"
         )
+    if accelerator.distributed_type == DistributedType.FSDP and accelerator.state.fsdp_plugin.fsdp_version != 2:
+        raise InputError("accelerate is set up for FSDP 1: say fsdp_version: 2 in its file of settings")
     if schedule.gradient_checkpointing:
         student.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[no-untyped-call]
     wrapped = Student(student.eval()).train()  # type: ignore[no-untyped-call]

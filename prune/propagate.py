@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from compress.walk_block import Block, batches, hooked
+from compress.walk_block import Block, batches, check_finite, hooked
 from compress.walk_statistics import Statistics
 
 __all__ = ["DROPPED", "STRENGTH", "observe_gap", "spans_of", "takes_gap"]
@@ -51,6 +51,9 @@ def observe_gap(block: Block, name: str) -> tuple[Statistics, Tensor]:
 
     Args:
         block: with its twin, and of which `takes_gap` is true.
+
+    Raises:
+        InputError: an activation that is not finite.
     """
     assert block.twin is not None
     linear = block.linears[name]
@@ -62,6 +65,7 @@ def observe_gap(block: Block, name: str) -> tuple[Statistics, Tensor]:
             found, read = _forward(block, linear, hidden)
             statistics.add(read)
             total += (exact.to(found.device) - found).flatten(0, 1).t() @ read.flatten(0, 1)
+    check_finite(name, statistics.absmax)
     return statistics, (total / statistics.tokens).float()
 
 

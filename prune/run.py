@@ -20,7 +20,7 @@ from torch import Tensor
 from compress.architectures import layer_of
 from compress.checkpoint import Checkpoint
 from compress.errors import Refused
-from compress.progress import Advance
+from compress.progress import Advance, say
 from compress.tensor_file import read_tensor
 from compress.walk import Block, Whole, walk
 from compress.walk_journal import Journal
@@ -79,6 +79,8 @@ def run_prune(plan: PrunePlan, how: How, directory: Path, device: torch.device, 
         for index, report in enumerate(_walk(plan, view, whole, how, journal, device)):
             blocks.append(report)
             advance(sum(info.nbytes for name, info in view.tensors.items() if layer_of(name) == index))
+    if whole and not any(report["propagated"] for report in blocks):
+        say("nothing is refitted towards the whole model: no linear down_proj ends a block without a norm behind it")
     _write(plan, view, journal, blocks, directory)
     shutil.rmtree(journal.directory, ignore_errors=True)
     counts = [{**block, "kept": {name: len(listed) for name, listed in block["kept"].items()}} for block in blocks]

@@ -99,8 +99,9 @@ def prune_widths(
             block.linears[reads.name].weight.data.copy_(scatter(weight, columns, reads.weight.shape[1]))
             kept[reads.name] = columns.tolist()
             propagated += [reads.name] if reads.gap is not None else []
-    if len(kept) < sum(map(bool, cuts.values())):
-        raise Refused(f"{block.name} has no linear {', '.join(cuts)} that its tokens reach: it cannot be pruned")
+    missing = [last for last, cut in cuts.items() if cut and not any(name.endswith(f".{last}") for name in kept)]
+    if missing:
+        raise Refused(f"{block.name} has no linear {', '.join(missing)} that its tokens reach: it cannot be pruned")
     return Pruned(kept, propagated)
 
 
@@ -174,7 +175,8 @@ def slice_block(block: Block, kept: Mapping[str, list[int]], before: Dims) -> di
         parent, _, last = reader.rpartition(".")
         columns = torch.tensor(listed, device=block.device)
         found[f"{reader}.weight"] = block.tensors[f"{reader}.weight"][:, columns]
-        for name, rows in _producers(last, columns, before, block.linears[reader].in_features).items():
+        width = block.linears[reader].in_features
+        for name, rows in _producers(last, columns, before, width).items() if len(listed) < width else ():
             for leaf in ("weight", "bias"):
                 tensor = block.tensors.get(f"{parent}.{name}.{leaf}")
                 if tensor is not None:

@@ -1,5 +1,7 @@
 """Run under several processes: work for all of them, twice, or work that the second process fails at."""
 
+import os
+import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -22,10 +24,14 @@ def fail() -> None:
     raise ValueError("no")
 
 
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def load(case: str) -> Callable[[], None]:
     if case == "loading":
         raise InputError("the second has no model")
-    return fail if case == "working" else add
+    return {"working": fail, "killed": die}.get(case, add)
 
 
 def run(case: str, folder: Path) -> int:

@@ -2,21 +2,26 @@
 
 import itertools
 import json
+import math
 import os
 import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from compress.checkpoint import Checkpoint
 from compress.device import resolve_device
-from compress.errors import InputError
+from compress.errors import InputError, RecipeError
 from compress.evaluation import load_sets
 from compress.ranks import environment_alone
+from compress.recipe import Stage
 from compress.recipe_file import load_recipe
+from compress.stage_distill import check_memory
 from compress.stages import Place, plan_stages, run_stage
 
 TRAINING = {"steps": 4, "batch": 4, "micro_batch": 2, "length": 32, "learning_rate": 1e-4}
@@ -48,7 +53,7 @@ def recipe(tiny_models, tmp_path):
 def launch(recipe, *words, until=None):
     """Run a recipe in two processes, to its end or until a line begins so; exit code and standard error."""
     command = [*TORCHRUN, "compress", "run", f"recipe={recipe}", *words]
-    settings = os.environ | {"OMP_NUM_THREADS": "1"}
+    settings = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     with subprocess.Popen(command, env=settings, stderr=subprocess.PIPE, text=True) as process:
         if until:
             before = [*itertools.takewhile(lambda line: not line.startswith(until), process.stderr)]
@@ -116,6 +121,7 @@ def test_what_no_process_can_do_is_said_once(recipe, tmp_path):
         ("fine", (3, "2 of us\n2 of us\n"), (0, "2 of us\n2 of us\n")),
         ("loading", (2, "the second has no model\n"), (0, "")),
         ("working", (1, "process 1 of this run failed: ValueError('no')\n"), (1, "")),
+        ("killed", (1, "a process of this run is gone: run the same command, it goes on from there\n"), (-9, "")),
     ],
 )
 def test_the_first_process_ends_with_what_fails_in_another(tmp_path, case, first, second):
@@ -123,6 +129,7 @@ def test_the_first_process_ends_with_what_fails_in_another(tmp_path, case, first
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = os.environ | {
+        "CUDA_VISIBLE_DEVICES": "",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": "2",
@@ -141,10 +148,26 @@ def test_the_first_process_ends_with_what_fails_in_another(tmp_path, case, first
     assert [(process.returncode, out) for process, out in zip(running, said, strict=True)] == [first, second]
 
 
-def test_one_gpu_for_several_processes_is_refused(monkeypatch):
+@pytest.fixture
+def three_processes(monkeypatch):
+    """As the first of three that a launcher has started."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "0")
-    with pytest.raises(
-        InputError, match="device 'cpu:0' is one GPU, but a launcher gives each process its own: say cpu"
-    ):
+        monkeypatch.setenv(name, "3" if "WORLD" in name else "0")
+
+
+def test_what_several_processes_cannot_do_is_refused_first(three_processes, tiny_models, monkeypatch):
+    with pytest.raises(InputError, match="device 'cpu:0' is one GPU, but a launcher gives each process its own: say"):
         resolve_device("cpu:0")
+
+    source, place = Checkpoint.open(tiny_models("llama")), Place(Path("out"), 10**9)
+    stage = Stage.model_validate({"quantize": CALIBRATED})
+    with pytest.raises(
+        RecipeError, match="16 samples of 512 tokens make 2 batches of 4096, fewer than the 3 processes"
+    ):
+        plan_stages([stage], source, place)
+
+    weights = sum(math.prod(info.shape) for info in source.tensors.values())
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=weights * 59))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(InputError, match="are here for each of 3 processes: set distill"):
+        check_memory(source, source)

@@ -73,7 +73,7 @@ def in_processes(count, folder, schedule, *, sharded):
         port = free.getsockname()[1]
     shared = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
     shared |= {"LOCAL_WORLD_SIZE": str(count), "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    shared |= {"SHARDED": "1", "CUDA_VISIBLE_DEVICES": ""} if sharded else {}
+    shared |= {"CUDA_VISIBLE_DEVICES": "", **({"SHARDED": "1"} if sharded else {})}
     command = [sys.executable, "-m", "tests.distill.ranks", str(folder), json.dumps(asdict(schedule))]
     running = [
         subprocess.Popen(command, env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, cwd=Path.cwd())
