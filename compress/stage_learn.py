@@ -73,23 +73,26 @@ def learn(options: Distill, student: MakeStudent, teacher: Checkpoint, place: Pl
         listened = loaded = None
     training = options.training
     plan = (options.loss.build(), training.build(), Stop(options.evaluate_every, options.patience))
-    started = time.monotonic()
     rest = (data, plan, work.folder / stand)
     others = partial(_load, student, load if listened is not None else None, rest)
+    started = time.monotonic()
     with helped(others, work.folder, work.device), watched("training", training.steps) as show:
         progress = train(model, listened, *rest, _teller(training.steps, work, show))
     model = _best(model, student, work.folder / stand)
-    report = {
+    report = _report(options, data, progress) | {"seconds": round(time.monotonic() - started, 1)}
+    return Learnt(model, tokenizer, report, data.held_out.ids)
+
+
+def _report(options: Distill, data: Data, progress: Any) -> dict[str, Any]:
+    return {
         "teacher": str(options.teacher),
         "loss": options.loss.model_dump(),
-        "tokens": data.train[data.order[: progress.step * training.batch]].tokens,
+        "tokens": data.train[data.order[: progress.step * options.training.batch]].tokens,
         "held_out_tokens": data.held_out.tokens,
-        "seconds": round(time.monotonic() - started, 1),
         "best": progress.best,
         **({"top_k": options.top_k} if options.top_k else {}),
         "curve": _curve(progress.curve, progress.losses),
     }
-    return Learnt(model, tokenizer, report, data.held_out.ids)
 
 
 def _load(student: MakeStudent, teacher: Callable[[], Any] | None, rest: tuple[Any, ...]) -> Callable[[], object]:
