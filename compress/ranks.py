@@ -31,7 +31,7 @@ __all__ = ["among_ranks", "environment_alone", "helped", "launched", "processes"
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 POLL = 0.2  # seconds between two looks into the store
 PATIENCE = timedelta(hours=6)  # within a piece of work, where one process may be writing a large state
-PARTING = 5.0  # seconds for the others to notice an end before the process goes that may hold the store
+PARTING = 10.0  # seconds for the others to notice an end before the process goes that may hold the store
 ENDING = 60.0  # seconds for the first process to end in order before one that has failed goes, and takes all with it
 FAILED = "failed"
 
