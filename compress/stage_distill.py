@@ -146,9 +146,7 @@ def check_memory(student: Checkpoint, teacher: Checkpoint, *, together: bool = T
     sizes = [sum(info.nbytes // info.dtype.itemsize for info in side.tensors.values()) for side in (student, teacher)]
     training, both = sizes[0] * TRAINED, (sizes[0] + sizes[1]) * 4
     needed = training + sizes[1] * 4 if together else max(training, both)
-    present = (
-        psutil.virtual_memory().total // processes_here()
-    )  # each holds all of it, unless the weights are in shards
+    present = psutil.virtual_memory().total // processes_here()  # each holds all of it, but for weights in shards
     if torch.cuda.is_available():
         present = max(present, torch.cuda.mem_get_info()[1])
     if needed > present:

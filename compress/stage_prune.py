@@ -102,7 +102,7 @@ def _searched(wanted: Calibration, search: Search, source: Checkpoint, place: Pl
 def _rows(plan: PrunePlan, method: str) -> list[LayerRow]:
     """What every matrix becomes; of layers and experts that go, the last stand for those that the run will choose."""
     rows = []
-    refits = method == "obs" and plan.cut("layers") and not plan.before.get("experts")
+    refits = plan.propagates(method) and plan.cut("layers")
     for module in modules(plan.checkpoint):
         spec = plan.outputs.get(module.tensor)
         layer = layer_of(module.name)

@@ -60,14 +60,16 @@ def plan_quantize_stage(options: Quantize, source: Checkpoint, target: Path, pla
 
     def calibrate(directory: Path, device: torch.device, advance: Advance) -> dict[str, Any]:
         from compress.walk import EXPERT_FLOOR  # brings the model code, which streaming does not need
-        from quant.calibrated import run_calibrated
+        from quant.calibrated import Calibration, run_calibrated
 
+        tokens = place.calibration_tokens(options.calibration, source)
         journal = target.with_name(f"{target.name}.journal")
-        calibration = _calibration(options, source, place, journal)
+        iterations = options.iterations or ITERATIONS
+        calibration = Calibration(options.method, tokens, journal, iterations, place.trust_remote_code)
         others = partial(_take_part, options, source, place, calibration, (directory, device))
         with helped(others, journal, device):
             reports = run_calibrated(plan, calibration, directory, device, advance)
-        seen = {"calibration_tokens": calibration.tokens.numel(), "expert_floor": EXPERT_FLOOR}
+        seen = {"calibration_tokens": tokens.numel(), "expert_floor": EXPERT_FLOOR}
         return {"method": options.method, **seen, "bits": bits, "blocks": reports}
 
     return StagePlan(
@@ -79,14 +81,6 @@ def plan_quantize_stage(options: Quantize, source: Checkpoint, target: Path, pla
         layers=layers,
         write=calibrate if METHODS[options.method].calibrated else stream,
     )
-
-
-def _calibration(options: Quantize, source: Checkpoint, place: Place, journal: Path) -> "Calibration":
-    from quant.calibrated import Calibration
-
-    tokens = place.calibration_tokens(options.calibration, source)
-    iterations = options.iterations or ITERATIONS
-    return Calibration(options.method, tokens, journal, iterations, place.trust_remote_code)
 
 
 def _take_part(
@@ -110,10 +104,10 @@ def _check_shares(options: Quantize) -> None:
     """
     if processes() == 1 or not METHODS[options.method].calibrated:
         return
-    from compress.walk_block import BATCH_TOKENS  # brings the model code
+    from compress.walk_block import BATCH_TOKENS, batches  # brings the model code
 
     samples, length = options.calibration.samples, options.calibration.length
-    count = -(-samples // max(BATCH_TOKENS // length, 1))
+    count = len(batches(torch.empty(samples, length, device="meta")))
     if count < processes():
         raise RecipeError(
             f"stages: {samples} samples of {length} tokens make {count} batches of {BATCH_TOKENS}, fewer than the "

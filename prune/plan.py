@@ -42,6 +42,10 @@ class PrunePlan:
         """Whether an axis shrinks."""
         return axis in self.before and self.after[axis] < self.before[axis]
 
+    def propagates(self, method: str) -> bool:
+        """Whether the refit aims at the whole model: where layers or channels go, and no mixture stands for an FFN."""
+        return method == "obs" and not self.before.get("experts") and (self.cut("layers") or self.cut("ffn"))
+
     @property
     def params(self) -> int:
         """Of the result."""

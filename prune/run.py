@@ -88,9 +88,8 @@ def run_prune(plan: PrunePlan, how: How, directory: Path, device: torch.device, 
 
 
 def _beside(plan: PrunePlan, kept: Sequence[int], how: How) -> Whole | None:
-    """The model as it was, where layers are gone or a refit can close a gap."""
-    closes = how.method == "obs" and not plan.before.get("experts") and (plan.cut("layers") or plan.cut("ffn"))
-    return Whole(plan.checkpoint, spans_of(kept, plan.before["layers"])) if closes else None
+    """The model as it was, for a refit that aims at it."""
+    return Whole(plan.checkpoint, spans_of(kept, plan.before["layers"])) if plan.propagates(how.method) else None
 
 
 def _walk(

@@ -175,8 +175,7 @@ def slice_block(block: Block, kept: Mapping[str, list[int]], before: Dims) -> di
         parent, _, last = reader.rpartition(".")
         columns = torch.tensor(listed, device=block.device)
         found[f"{reader}.weight"] = block.tensors[f"{reader}.weight"][:, columns]
-        width = block.linears[reader].in_features
-        for name, rows in _producers(last, columns, before, width).items() if len(listed) < width else ():
+        for name, rows in _producers(last, columns, before, block.linears[reader].in_features).items():
             for leaf in ("weight", "bias"):
                 tensor = block.tensors.get(f"{parent}.{name}.{leaf}")
                 if tensor is not None:
@@ -185,7 +184,9 @@ def slice_block(block: Block, kept: Mapping[str, list[int]], before: Dims) -> di
 
 
 def _producers(reader: str, columns: Tensor, before: Dims, width: int) -> dict[str, Tensor]:
-    """Which rows stay of the linears that produce a reader's inputs."""
+    """Which rows stay of the linears that produce a reader's inputs; empty where all do, which changes none of them."""
+    if len(columns) == width:
+        return {}
     if reader == "down_proj":
         return {"gate_proj": columns, "up_proj": columns}
     head_dim = width // before["heads"]

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +22,7 @@ from compress.recipe import Stage
 from compress.recipe_file import load_recipe
 from compress.stage_distill import check_memory
 from compress.stages import Place, plan_stages, run_stage
+from tests.processes import start_ranks
 
 TRAINING = {"steps": 4, "batch": 4, "micro_batch": 2, "length": 32, "learning_rate": 1e-4}
 DISTILL = {"training": TRAINING, "held_out": 4, "evaluate_every": 2}
@@ -125,25 +125,7 @@ def test_what_no_process_can_do_is_said_once(recipe, tmp_path):
     ],
 )
 def test_the_first_process_ends_with_what_fails_in_another(tmp_path, case, first, second):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = os.environ | {
-        "CUDA_VISIBLE_DEVICES": "",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-    }
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.compress.ranks", case, str(tmp_path)],
-            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    running = start_ranks(2, "tests.compress.ranks", case, str(tmp_path))
     said = [process.communicate(timeout=120)[0] for process in running]
     assert [(process.returncode, out) for process, out in zip(running, said, strict=True)] == [first, second]
 

@@ -1,13 +1,8 @@
 """The loop on tiny models: what it learns, that it does not depend on how a batch is cut, and that it can be killed."""
 
 import json
-import os
 import re
-import socket
-import subprocess
-import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +14,7 @@ from distill.pair import Student, Teacher
 from distill.schedule import Schedule
 from distill.state import read_best
 from tests.distill.pairs import build_student
+from tests.processes import start_ranks
 
 SCHEDULE = Schedule(steps=4, batch=8, micro_batch=8, learning_rate=1e-3)
 STOP = Stop(evaluate_every=4, patience=9)
@@ -68,18 +64,12 @@ def test_processes_do_not_change_anything(student, teacher, make_rows, tmp_path,
 
 def in_processes(count, folder, schedule, *, sharded):
     """Train under `count` processes as torchrun would start them; what the first wrote down."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
-    shared |= {"LOCAL_WORLD_SIZE": str(count), "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    shared |= {"CUDA_VISIBLE_DEVICES": "", **({"SHARDED": "1"} if sharded else {})}
-    command = [sys.executable, "-m", "tests.distill.ranks", str(folder), json.dumps(asdict(schedule))]
-    running = [
-        subprocess.Popen(command, env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, cwd=Path.cwd())
-        for rank in range(count)
-    ]
-    assert [process.wait(timeout=120) for process in running] == [0] * count
+    words = ("tests.distill.ranks", str(folder), json.dumps(asdict(schedule)))
+    settings = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", **({"SHARDED": "1"} if sharded else {})}
+    running = start_ranks(count, *words, **settings)
+    for process in running:
+        process.communicate(timeout=120)
+    assert [process.returncode for process in running] == [0] * count
     return json.loads((folder / "found.json").read_text())
 
 
