@@ -18,7 +18,7 @@ from compress.walk_statistics import Statistics
 
 __all__ = ["Block", "Group", "batches", "check_finite", "hooked", "rank_of"]
 
-BATCH_TOKENS = 4096  # tokens that go through a block at once
+BATCH_TOKENS = 2048  # tokens that go through a block at once
 
 Quantizer = Callable[[Tensor], Tensor]
 

@@ -4,10 +4,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Statistics", "gram"]
+__all__ = ["Statistics"]
 
 SAMPLE = 256  # inputs that are kept as they are
-TILE = 256  # columns: of x^T x only tiles on and below the diagonal are computed
+TILE = 192  # columns: of x^T x only tiles on and below the diagonal are computed
 
 
 class Statistics:
@@ -33,7 +33,7 @@ class Statistics:
                 spread = x[:: -(-len(x) // SAMPLE)]
                 self.sample[: len(spread)] = spread
             self.tokens += len(x)
-            self._sum += gram(x)
+            _add_gram(x, self._sum)
             size = x.abs()
             self.absmax = torch.maximum(self.absmax, size.amax(dim=0))
             self.activity += size.reshape(inputs.shape).mean(dim=-2).square().reshape(-1, x.shape[1]).sum(dim=0)
@@ -64,7 +64,8 @@ class Statistics:
         """
         if not self.tokens:
             raise ValueError("no calibration token reached this layer")
-        mean = (self._sum / self.tokens).float()
+        lower = (self._sum / self.tokens).float().tril_()
+        mean = lower + lower.tril(-1).t()
         if not bool(mean.isfinite().all()):
             raise ValueError("a calibration activation is NaN or infinite")
         return mean
@@ -75,11 +76,8 @@ class Statistics:
         return None if self._drift is None else (self._drift / self.tokens).float()
 
 
-def gram(x: Tensor) -> Tensor:
-    """x^T x for x (tokens, I), computed below the diagonal and mirrored, exactly symmetric."""
-    features = x.shape[1]
-    result = x.new_empty(features, features)
-    for at in range(0, features, TILE):
-        rows = slice(at, min(at + TILE, features))
-        result[rows, : rows.stop] = x[:, rows].t() @ x[:, : rows.stop]
-    return result.tril_().add_(result.tril(-1).t())
+def _add_gram(x: Tensor, total: Tensor) -> None:
+    """Add x^T x for x (tokens, I) to `total` (I, I), right on and below its diagonal alone: it is symmetric."""
+    for at in range(0, x.shape[1], TILE):
+        rows = slice(at, min(at + TILE, x.shape[1]))
+        total[rows, : rows.stop] += x[:, rows].t() @ x[:, : rows.stop]

@@ -20,12 +20,15 @@ __all__ = [
     "absmax_scale",
     "block_absmax",
     "e2m1",
+    "e2m1_nearest",
     "e2m1_values",
     "e4m3",
+    "e4m3_nearest",
     "e4m3_values",
     "e8m0_values",
     "grouped",
     "integers",
+    "integers_nearest",
     "largest_magnitude",
     "mx_exponent",
     "round_to",
@@ -85,8 +88,13 @@ def largest_magnitude(weight: Tensor) -> Tensor:
 
 def integers(x: Tensor, bits: int) -> Tensor:
     """int8 codes of float32 `x`: nearest integer in [-2^(bits-1), 2^(bits-1) - 1]."""
+    return integers_nearest(x, bits).to(torch.int8)
+
+
+def integers_nearest(x: Tensor, bits: int) -> Tensor:
+    """The same as float32."""
     half = 1 << (bits - 1)
-    return x.clamp(-half, half - 1).round().to(torch.int8)
+    return x.clamp(-half, half - 1).round()
 
 
 def e4m3(x: Tensor) -> Tensor:
@@ -98,6 +106,11 @@ def e4m3(x: Tensor) -> Tensor:
     return torch.where(x == x, code, 127).to(torch.uint8)
 
 
+def e4m3_nearest(x: Tensor) -> Tensor:
+    """float32 `x` rounded to values of E4M3, saturating at ±448."""
+    return x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).float()
+
+
 def e4m3_values(codes: Tensor) -> Tensor:
     """float32 values of E4M3 bits."""
     return codes.view(torch.float8_e4m3fn).float()
@@ -105,12 +118,22 @@ def e4m3_values(codes: Tensor) -> Tensor:
 
 def e2m1(x: Tensor) -> Tensor:
     """uint8 codes 0..15 of float32 `x`, saturating at ±6; bit 3 is set below zero, also where that rounds to zero."""
-    size = x.abs()
-    # three runs of even steps, 0.5 up to 2, 1 up to 4, 2 up to 6, each counted for itself
+    halves, ones, twos = _e2m1_steps(x.abs())
+    return (halves + ones + twos - x.sign().clamp(max=0) * 8).to(torch.uint8)
+
+
+def e2m1_nearest(x: Tensor) -> Tensor:
+    """float32 `x` rounded to values of E2M1, saturating at ±6."""
+    halves, ones, twos = _e2m1_steps(x.abs())
+    return torch.copysign(twos.add_(twos).add_(ones).add_(halves, alpha=0.5), x)
+
+
+def _e2m1_steps(size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How many steps of 0.5 up to 2, of 1 up to 4 and of 2 up to 6 the value nearest to `size` is made of."""
     halves = (size.clamp(max=2) * 2).round()
     ones = (size.clamp(2, 4) - 2).round()
     twos = (size.clamp(4, E2M1_MAX) * 0.5 - 2).round()
-    return (halves + ones + twos - x.sign().clamp(max=0) * 8).to(torch.uint8)
+    return halves, ones, twos
 
 
 def _e4m3_code(size: Tensor) -> Tensor:

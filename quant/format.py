@@ -10,6 +10,11 @@ and `decode` alone, so that every method works with every format; `pack` and `un
     constants(shape)       -> tensors     the bytes that depend on the shape alone
     unpack(tensors, shape) -> codes, scales
 
+A search that rounds the same weights many times needs no codes, only what they decode to. With z the zero point, 0
+where there is none, that is
+
+    W~ = (nearest(W / m + z) - z) m,    m = multiplier(scales), nearest onto the grid
+
 O = out_features (rows), I = in_features (columns); weights are (O, I).
 
 Weights larger than memory are processed in runs of rows. `choose`, `encode` and `pack` take any run whose length is a
@@ -71,6 +76,8 @@ class Format:
     choose: Callable[[Tensor, Tensor | None], Scales]  # (W rows, absmax scalar or None)
     encode: Callable[[Tensor, Scales], Tensor]
     decode: Callable[[Tensor, Scales], Tensor]
+    multiplier: Callable[[Scales], Tensor]  # float32, (rows of blocks, columns of blocks)
+    nearest: Callable[[Tensor], Tensor]  # float32 to float32, saturating, ties to even
     pack: Callable[[Tensor, Scales], dict[str, Tensor]]
     constants: Callable[[tuple[int, int], torch.dtype], dict[str, Tensor]] = lambda shape, dtype: {}
     unpack: Callable[[Mapping[str, Tensor], tuple[int, int]], tuple[Tensor, Scales]]

@@ -1,5 +1,6 @@
 """The table of number formats: by name, how to build one, and its options with their defaults and legal values."""
 
+import copyreg
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -114,3 +115,10 @@ def _problem(name: str, key: str, value: Any) -> str | None:
 def _hint(word: str, known: Mapping[str, Any]) -> str:
     close = get_close_matches(word, known, n=1)
     return f", did you mean {close[0]!r}?" if close else ""
+
+
+def _rebuild(name: str, options: Mapping[str, Any]) -> Format:
+    return make_format(name, **options)
+
+
+copyreg.pickle(Format, lambda fmt: (_rebuild, (fmt.name, dict(fmt.options))))  # to other processes go no functions

@@ -23,6 +23,8 @@ def bf16() -> Format:
         choose=_choose,
         encode=lambda weight, scales: weight.to(torch.bfloat16),
         decode=lambda codes, scales: codes.float(),
+        multiplier=lambda scales: torch.ones(1, 1, device=scales.scale.device),
+        nearest=lambda x: x.to(torch.bfloat16).float(),
         pack=lambda codes, scales: {"weight": codes},
         unpack=_unpack,
         layout=lambda shape, dtype: {"weight": Spec(torch.bfloat16, shape)},

@@ -8,12 +8,13 @@ there and zero here.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from compress.tensor_file import Spec
-from quant.elements import block_absmax, integers
+from quant.elements import block_absmax, integers, integers_nearest
 from quant.format import Format, Scales
 
 __all__ = ["bnb_int8"]
@@ -34,6 +35,8 @@ def bnb_int8() -> Format:
         choose=lambda weight, absmax: Scales(block_absmax(weight, dim=1, keepdim=True)),
         encode=_encode,
         decode=lambda codes, scales: codes * scales.scale * ONE_127TH,
+        multiplier=lambda scales: (scales.scale * ONE_127TH).clamp(min=1e-38),  # zeros are divided by it
+        nearest=partial(integers_nearest, bits=8),
         pack=lambda codes, scales: {"weight": codes, "SCB": scales.scale.flatten()},
         constants=lambda shape, dtype: {"weight_format": torch.tensor(0, dtype=torch.uint8)},
         unpack=_unpack,

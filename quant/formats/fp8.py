@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from compress.tensor_file import Spec
-from quant.elements import E4M3_MAX, absmax_scale, block_absmax, e4m3, e4m3_values
+from quant.elements import E4M3_MAX, absmax_scale, block_absmax, e4m3, e4m3_nearest, e4m3_values
 from quant.format import Format, Scales
 from quant.packing import pack_float8, unpack_bytes
 
@@ -41,6 +41,8 @@ def fp8(*, strategy: str, inputs: str) -> Format:
         choose=_choose_tensor if per_tensor else _choose_channel,
         encode=_encode,
         decode=_decode,
+        multiplier=lambda scales: scales.scale.float().reshape(-1, 1),
+        nearest=e4m3_nearest,
         pack=pack_float8,
         unpack=unpack_bytes,
         layout=partial(_layout, per_tensor),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from compress.tensor_file import Spec
-from quant.elements import E4M3_MAX, absmax_scale, block_absmax, e4m3, e4m3_values, grouped
+from quant.elements import E4M3_MAX, absmax_scale, block_absmax, e4m3, e4m3_nearest, e4m3_values, grouped
 from quant.format import Format, Scales, column_problem
 from quant.packing import pack_float8, unpack_bytes
 
@@ -33,6 +33,8 @@ def fp8_block() -> Format:
         choose=_choose,
         encode=_encode,
         decode=_decode,
+        multiplier=lambda scales: scales.scale.float(),
+        nearest=e4m3_nearest,
         pack=pack_float8,
         unpack=unpack_bytes,
         layout=_layout,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from compress.tensor_file import Spec
-from quant.elements import absmax_scale, block_absmax, grouped, integers, round_to
+from quant.elements import absmax_scale, block_absmax, grouped, integers, integers_nearest, round_to
 from quant.format import Format, Scales, column_problem
 from quant.packing import pack_int4, unpack_int4
 
@@ -41,6 +41,8 @@ def int4(*, group_size: int, symmetric: bool) -> Format:
         choose=partial(_choose_symmetric if symmetric else _choose_asymmetric, group_size),
         encode=_encode,
         decode=_decode,
+        multiplier=lambda scales: scales.scale.float(),
+        nearest=partial(integers_nearest, bits=4),
         pack=_pack,
         constants=_constants,
         unpack=_unpack,

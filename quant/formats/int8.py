@@ -4,11 +4,13 @@ W~ = scale * q with scale = absmax / 127.5 and q in [-128, 127]. Stored as compr
 `weight` int8 (O, I), `weight_scale` (O, 1) in the source's dtype.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from compress.tensor_file import Spec
-from quant.elements import absmax_scale, block_absmax, integers
+from quant.elements import absmax_scale, block_absmax, integers, integers_nearest
 from quant.format import Format, Scales
 from quant.packing import pack_int8, unpack_bytes
 
@@ -28,6 +30,8 @@ def int8() -> Format:
         choose=_choose,
         encode=lambda weight, scales: integers(weight.float() / scales.scale.float(), 8),
         decode=lambda codes, scales: codes.float() * scales.scale.float(),
+        multiplier=lambda scales: scales.scale.float(),
+        nearest=partial(integers_nearest, bits=8),
         pack=pack_int8,
         unpack=unpack_bytes,
         layout=lambda shape, dtype: {"weight": Spec(torch.int8, shape), "weight_scale": Spec(dtype, (shape[0], 1))},

@@ -53,6 +53,8 @@ def nf4() -> Format:
         choose=lambda weight, absmax: Scales(block_absmax(grouped(weight, BLOCK), dim=2)),
         encode=_encode,
         decode=_decode,
+        multiplier=lambda scales: scales.scale.clamp(min=1e-38),  # zeros are divided by it
+        nearest=_nearest,
         pack=_pack,
         constants=_constants,
         unpack=_unpack,
@@ -69,6 +71,11 @@ def _encode(weight: Tensor, scales: Scales) -> Tensor:
     for bound in BOUNDS:
         codes = codes + (x > bound)
     return codes.flatten(1)
+
+
+def _nearest(x: Tensor) -> Tensor:
+    table = torch.tensor(NF4, device=x.device)
+    return table[torch.bucketize(x, torch.tensor(BOUNDS, device=x.device))]
 
 
 def _decode(codes: Tensor, scales: Scales) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from compress.tensor_file import Spec
-from quant.elements import E2M1_MAX, E4M3_MAX, block_absmax, e2m1, e2m1_values, e4m3, grouped, round_to
+from quant.elements import E2M1_MAX, E4M3_MAX, block_absmax, e2m1, e2m1_nearest, e2m1_values, e4m3, grouped, round_to
 from quant.format import Format, Scales, column_problem
 from quant.packing import pack_nibbles, unpack_nibbles
 
@@ -48,6 +48,8 @@ def nvfp4(*, activations: bool) -> Format:
         choose=_choose,
         encode=_encode,
         decode=_decode,
+        multiplier=_multiplier,
+        nearest=e2m1_nearest,
         pack=_pack,
         unpack=_unpack,
         layout=_layout,
@@ -72,19 +74,19 @@ def _global_scale(absmax: Tensor) -> Tensor:
     return torch.where(absmax.isfinite(), torch.where(scale.isinf(), 1, scale), torch.nan)
 
 
-def _effective(scales: Scales) -> Tensor:
-    """(O, I/16, 1): what a code is multiplied with, float32."""
+def _multiplier(scales: Scales) -> Tensor:
+    """(O, I/16): what a code's value is multiplied with, float32."""
     if scales.global_scale is None:
         raise ValueError("nvfp4 scales have no global_scale")
-    return (scales.scale.float() / scales.global_scale).unsqueeze(2)
+    return scales.scale.float() / scales.global_scale
 
 
 def _encode(weight: Tensor, scales: Scales) -> Tensor:
-    return e2m1(grouped(weight.float(), GROUP) / _effective(scales)).flatten(1)
+    return e2m1(grouped(weight.float(), GROUP) / _multiplier(scales).unsqueeze(2)).flatten(1)
 
 
 def _decode(codes: Tensor, scales: Scales) -> Tensor:
-    return (grouped(e2m1_values(codes), GROUP) * _effective(scales)).flatten(1)
+    return (grouped(e2m1_values(codes), GROUP) * _multiplier(scales).unsqueeze(2)).flatten(1)
 
 
 def _pack(codes: Tensor, scales: Scales) -> dict[str, Tensor]:

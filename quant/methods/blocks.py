@@ -10,9 +10,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from quant.elements import grouped
 from quant.format import Format, Scales
 
-__all__ = ["block_sums", "column", "pick", "reconstruct", "row_range", "spread"]
+__all__ = ["block_sums", "by_column", "nearest", "pick", "reconstruct", "row_range", "spread"]
 
 Block = tuple[int | None, int | None]
 
@@ -27,14 +28,13 @@ def block_sums(values: Tensor, block: Block) -> Tensor:
 
 def spread(values: Tensor, block: Block, shape: tuple[int, int]) -> Tensor:
     """One value per block, (rows of blocks, columns of blocks), as one per weight: `shape` (O, I)."""
-    rows, columns = block[0] or shape[0], block[1] or shape[1]
-    return values.repeat_interleave(rows, 0)[: shape[0]].repeat_interleave(columns, 1)[:, : shape[1]]
+    return _by_row(values, block, shape[0]).repeat_interleave(block[1] or shape[1], 1)[:, : shape[1]]
 
 
-def column(scales: Scales, block: Block, index: int) -> Scales:
-    """The scales of weight column `index`, as the scales of a weight with that one column."""
-    at = index // block[1] if block[1] else 0
-    return _each(scales, lambda scale: scale[:, at : at + 1] if scale.dim() == 2 else scale)
+def by_column(values: Tensor, block: Block, shape: tuple[int, int]) -> list[Tensor]:
+    """One value per block, (rows of blocks, columns of blocks), as one contiguous (O,) per column of `shape` (O, I)."""
+    table = _by_row(values, block, shape[0]).t().contiguous().unbind()
+    return [table[index // (block[1] or shape[1])] for index in range(shape[1])]
 
 
 def row_range(scales: Scales, block: Block, start: int, stop: int) -> Scales:
@@ -56,7 +56,22 @@ def pick(better: Tensor, new: Scales, old: Scales) -> Scales:
 
 def reconstruct(weight: Tensor, fmt: Format, scales: Scales) -> Tensor:
     """`weight` rounded to nearest under `scales`: what an engine would compute with, float32 (O, I)."""
-    return fmt.decode(fmt.encode(weight, scales), scales)
+    groups = grouped(weight, fmt.block[1] or weight.shape[1])
+    multiplier = _by_row(fmt.multiplier(scales), fmt.block, len(weight)).unsqueeze(2)
+    zero = scales.zero_point
+    zero = None if zero is None else _by_row(zero, fmt.block, len(weight)).unsqueeze(2)
+    return nearest(groups, fmt, multiplier, zero).flatten(1)
+
+
+def nearest(values: Tensor, fmt: Format, multiplier: Tensor, zero: Tensor | None) -> Tensor:
+    """float32 `values` rounded to the format's grid under multipliers and zero points that broadcast to their shape."""
+    scaled = values / multiplier
+    return fmt.nearest(scaled).mul_(multiplier) if zero is None else (fmt.nearest(scaled + zero) - zero) * multiplier
+
+
+def _by_row(values: Tensor, block: Block, rows: int) -> Tensor:
+    """(rows of blocks, columns of blocks) as (O, columns of blocks)."""
+    return values if block[0] == 1 else values.repeat_interleave(block[0] or rows, 0)[:rows]
 
 
 def _each(scales: Scales, take: Callable[[Tensor], Tensor]) -> Scales:

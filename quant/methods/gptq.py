@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from quant.format import Format, Scales
-from quant.methods.blocks import column
+from quant.methods.blocks import by_column, nearest
 
 __all__ = ["Factor", "compensated_importance", "factorize", "gptq"]
 
@@ -108,23 +108,24 @@ def gptq(weight: Tensor, fmt: Format, scales: Scales, factor: Factor) -> tuple[T
         rounded to them, (O, I): `weight` with what each column took up of the errors before it.
     """
     work = weight.float().t()[factor.order]  # (I, O) and in order: a column is contiguous
-    codes: list[Tensor] = []
-    rounded = torch.empty_like(work)
+    shape = (weight.shape[0], weight.shape[1])
+    multipliers = by_column(fmt.multiplier(scales), fmt.block, shape)
+    zeros = None if scales.zero_point is None else by_column(scales.zero_point, fmt.block, shape)
     columns, pivots = factor.order.tolist(), factor.upper.diagonal().tolist()
+    lower = factor.upper.t().contiguous()
     for start in range(0, len(columns), BLOCK):
         stop = min(start + BLOCK, len(columns))
         errors = torch.empty_like(work[start:stop])
         for at in range(start, stop):
-            earlier = errors[: at - start].t()
-            now = torch.addmv(work[at], earlier, factor.upper[start:at, at], alpha=-1)
-            one = column(scales, fmt.block, columns[at])
-            codes.append(fmt.encode(now[:, None], one))
-            rounded[at] = fmt.decode(codes[-1], one)[:, 0]
-            errors[at - start] = (now - rounded[at]) / pivots[at]
-            work[at] = now
-        work[stop:].addmm_(factor.upper[start:stop, stop:].t(), errors, alpha=-1)
+            now, done, index = work[at], at - start, columns[at]
+            now.addmv_(errors[:done].t(), lower[at, start:at], alpha=-1)
+            rounded = nearest(now, fmt, multipliers[index], None if zeros is None else zeros[index])
+            torch.sub(now, rounded, out=errors[done]).div_(pivots[at])
+        work[stop:].addmm_(lower[stop:, start:stop], errors, alpha=-1)
     place = torch.argsort(factor.order)
-    return torch.cat(codes, dim=1)[:, place], rounded.t()[:, place], work.t()[:, place]
+    before = work[place].t().contiguous()
+    codes = fmt.encode(before, scales)
+    return codes, fmt.decode(codes, scales), before
 
 
 def _invert(lower: Tensor) -> Tensor:

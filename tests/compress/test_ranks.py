@@ -1,6 +1,5 @@
 """A run in two processes: the first does it, the second helps with the training and with nothing else."""
 
-import itertools
 import json
 import math
 import os
@@ -56,8 +55,10 @@ def launch(recipe, *words, until=None):
     settings = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     with subprocess.Popen(command, env=settings, stderr=subprocess.PIPE, text=True) as process:
         if until:
-            before = [*itertools.takewhile(lambda line: not line.startswith(until), process.stderr)]
-            assert process.poll() is None, "".join(before)
+            before = []
+            while not (before and before[-1].startswith(until)):
+                before.append(process.stderr.readline())
+                assert before[-1], "".join(before)
             process.terminate()
         err = process.communicate()[1]
     return process.returncode, err
@@ -142,10 +143,9 @@ def test_what_several_processes_cannot_do_is_refused_first(three_processes, tiny
         resolve_device("cpu:0")
 
     source, place = Checkpoint.open(tiny_models("llama")), Place(Path("out"), 10**9)
-    stage = Stage.model_validate({"quantize": CALIBRATED})
-    with pytest.raises(
-        RecipeError, match="16 samples of 512 tokens make 2 batches of 4096, fewer than the 3 processes"
-    ):
+    few = {**CALIBRATED, "calibration": {"samples": 8, "length": 512}}
+    stage = Stage.model_validate({"quantize": few})
+    with pytest.raises(RecipeError, match="8 samples of 512 tokens make 2 batches of 2048, fewer than the 3 processes"):
         plan_stages([stage], source, place)
 
     weights = sum(math.prod(info.shape) for info in source.tensors.values())

@@ -12,7 +12,7 @@ from compress.errors import CheckpointError, InputError
 from compress.walk import walk
 from compress.walk_model import SeparateExperts
 from compress.walk_pause import PausedPass
-from compress.walk_statistics import Statistics, gram
+from compress.walk_statistics import TILE, Statistics
 
 KINDS = ("llama", "llama-untied", "qwen2", "qwen3", "qwen3-moe")
 CPU = torch.device("cpu")
@@ -230,10 +230,14 @@ def test_an_expert_with_few_tokens_is_shown_others_without_changing_its_output()
     assert few.routed == [19, 1, 0]
 
 
-def test_gram_is_the_product_and_exactly_symmetric():
-    x = torch.randn(50, 37, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(gram(x), x.t() @ x)
-    assert torch.equal(gram(x), gram(x).t())
+@pytest.mark.parametrize("features", [37, TILE, 2 * TILE + 5])
+def test_hessian_is_the_mean_product_and_exactly_symmetric(features):
+    x = torch.randn(5, 10, features, generator=torch.Generator().manual_seed(0))
+    seen = Statistics(features, CPU)
+    seen.add(x[:3])
+    seen.add(x[3:])
+    torch.testing.assert_close(seen.hessian, x.flatten(0, 1).t() @ x.flatten(0, 1) / 50)
+    assert torch.equal(seen.hessian, seen.hessian.t())
 
 
 def test_statistics_need_a_token():

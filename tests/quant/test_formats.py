@@ -1,6 +1,7 @@
 """What every format of the table promises, whatever its grid."""
 
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from compress.errors import RecipeError
 from quant.elements import largest_magnitude
 from quant.format import Format, dequantize, join, quantize, require_finite, stored
 from quant.formats import FORMATS, make_format
+from quant.methods.blocks import reconstruct
 
 CASES = [  # `activations` changes no byte of the weights
     pytest.param(name, dict(options), id="-".join([name, *(str(value) for _, value in options)]))
@@ -72,6 +74,28 @@ def test_unpack_inverts_pack(name, options, kind):
     again, scales_again = fmt.unpack(tensors, (ROWS, COLUMNS))
     assert again.dtype == codes.dtype and torch.equal(again, codes)
     assert raw(stored(again, scales_again, fmt, (ROWS, COLUMNS), weight.dtype)) == raw(tensors)
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+@pytest.mark.parametrize("name, options", CASES)
+def test_rounding_without_codes_is_what_codes_decode_to(name, options, kind):
+    fmt = make_format(name, **options)
+    weight = WEIGHTS[kind](torch.float32)
+    scales = fmt.choose(weight, absmax_of(fmt, weight))
+    rounded = reconstruct(weight, fmt, scales)
+    codes = fmt.encode(weight, scales)
+    if fmt.quant_method == "bitsandbytes":  # which multiplies with an inverse in place of dividing
+        same = torch.isclose(rounded, fmt.decode(codes, scales), rtol=1e-6, atol=1e-35)
+        assert same.float().mean() > 0.999
+    else:
+        assert torch.equal(rounded, fmt.decode(codes, scales))
+
+
+@pytest.mark.parametrize("name, options", CASES)
+def test_a_format_travels_to_other_processes(name, options):
+    fmt = make_format(name, **options)
+    weight = heavy_tailed(torch.bfloat16)
+    assert raw(run(pickle.loads(pickle.dumps(fmt)), weight)) == raw(run(fmt, weight))
 
 
 @pytest.mark.parametrize("name, options", CASES)

@@ -1,11 +1,13 @@
 """The maths of the methods on single matrices: against slow twins, and never worse than what they start from."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from quant.formats import make_format
 from quant.methods import METHODS
-from quant.methods.blocks import block_sums, column, reconstruct
+from quant.methods.blocks import block_sums, reconstruct
 from quant.methods.gptq import compensated_importance, factorize, gptq
 from quant.methods.propagate import STRENGTH, corrected
 from quant.methods.scale_search import search_scales, weighted_error
@@ -44,6 +46,13 @@ def rtn(weight, fmt, absmax):
     return fmt.choose(weight.bfloat16(), absmax)
 
 
+def column(scales, fmt, index):
+    """The scales of weight column `index`, as those of a weight with that one column."""
+    at = index // (fmt.block[1] or COLUMNS)
+    cut = [t[:, at : at + 1] if t is not None and t.dim() == 2 else t for t in (scales.scale, scales.zero_point)]
+    return replace(scales, scale=cut[0], zero_point=cut[1])
+
+
 def textbook_gptq(weight, fmt, scales, hessian, damping):
     """Algorithm 1 of the paper in float64 with the explicit inverse, eliminating one column at a time."""
     order = torch.argsort(hessian.diagonal(), descending=True, stable=True)
@@ -52,7 +61,7 @@ def textbook_gptq(weight, fmt, scales, hessian, damping):
     inverse = torch.linalg.inv(damped[order][:, order])
     result = torch.empty_like(work)
     for j in range(len(order)):
-        one = column(scales, fmt.block, int(order[j]))
+        one = column(scales, fmt, int(order[j]))
         result[:, j] = fmt.decode(fmt.encode(work[:, j : j + 1].float(), one), one)[:, 0].double()
         error = (work[:, j] - result[:, j]) / inverse[j, j]
         work[:, j:] -= error[:, None] * inverse[j, j:][None, :]
