@@ -90,11 +90,16 @@ class Block:
             self.layouts[key] = [tuple(group) for _, group in seen.values()]
         return self.layouts[key]
 
-    def observe(self, names: Sequence[str], count: int) -> list[Group]:
-        """The groups of `names` as the block is now, statistics of the first `count` batches; changes nothing."""
+    def observe(self, names: Sequence[str], *, tokens: int | None = None) -> list[Group]:
+        """The groups of `names` as the block is now, with statistics; changes nothing.
+
+        Args:
+            tokens: about how many to look at, the first ones; all if None.
+        """
         groups = self._groups(names)
+        few = None if tokens is None else max(tokens // self.inputs.shape[1], 1) if rank_of()[0] == 0 else 0
         with hooked({group.linears[0]: partial(_count, group) for group in groups}), torch.no_grad():
-            for batch in _first(batches(self.inputs), count):
+            for batch in batches(self.inputs[:few]):
                 self.forward(batch)
         for group in groups:
             _complete(group)
@@ -175,18 +180,12 @@ class Block:
 
 
 def batches(hidden: Tensor) -> list[Tensor]:
-    return list(torch.split(hidden, max(BATCH_TOKENS // hidden.shape[1], 1)))
+    return list(torch.split(hidden, max(BATCH_TOKENS // hidden.shape[1], 1))) if len(hidden) else []
 
 
 def rank_of() -> tuple[int, int]:
     """This process's rank and how many there are; ranks hold the batches of all in turn."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-
-
-def _first(mine: Sequence[Tensor], count: int) -> Sequence[Tensor]:
-    """Those of this rank's batches that are among the first `count` of all ranks, which hold them in turn."""
-    rank, ranks = rank_of()
-    return mine[: len(range(rank, count, ranks))]
 
 
 class _Passes:

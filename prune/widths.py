@@ -13,7 +13,6 @@ from torch import Tensor
 
 from compress.errors import Refused
 from compress.walk import Block
-from compress.walk_block import batches
 from compress.walk_statistics import Statistics
 from prune.dims import Dims
 from prune.obs import Units, columns_of, refit, select_obs
@@ -112,7 +111,7 @@ def _observe(block: Block, names: list[str], strength: float, *, needed: bool) -
         statistics, gap = observe_gap(block, names[0])
         yield Reads(names[0], weight, statistics, strength * gap)
     elif needed:
-        for group in block.observe(names, len(batches(block.inputs))):
+        for group in block.observe(names):
             yield Reads(group.names[0], group.weights[0], group.statistics)
 
 
