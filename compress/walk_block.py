@@ -94,12 +94,13 @@ class Block:
         """The groups of `names` as the block is now, with statistics; changes nothing.
 
         Args:
-            tokens: about how many to look at, the first ones; all if None.
+            tokens: about how many of the first batch to look at; all of all batches if None.
         """
-        groups = self._groups(names)
-        few = None if tokens is None else max(tokens // self.inputs.shape[1], 1) if rank_of()[0] == 0 else 0
+        groups, seen = self._groups(names), batches(self.inputs)
+        if tokens is not None:  # the first rank has the first batch
+            seen = [seen[0][: max(tokens // self.inputs.shape[1], 1)]] if rank_of()[0] == 0 else []
         with hooked({group.linears[0]: partial(_count, group) for group in groups}), torch.no_grad():
-            for batch in batches(self.inputs[:few]):
+            for batch in seen:
                 self.forward(batch)
         for group in groups:
             _complete(group)
@@ -180,7 +181,7 @@ class Block:
 
 
 def batches(hidden: Tensor) -> list[Tensor]:
-    return list(torch.split(hidden, max(BATCH_TOKENS // hidden.shape[1], 1))) if len(hidden) else []
+    return list(torch.split(hidden, max(BATCH_TOKENS // hidden.shape[1], 1)))
 
 
 def rank_of() -> tuple[int, int]:
