@@ -9,6 +9,7 @@ perplexity with FP8 where this gives 1%).
 """
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,7 +84,7 @@ def _texts(loaded: LoadedModel, given: argparse.Namespace) -> tuple[list[Encoded
     long = [sample for sample in all_encoded if sample.tokens == given.tokens][: given.documents]
     chosen = {sample.id for sample in long}
     measured = SampleSet("long", "documents", given.data, "", tuple(s for s in found.samples if s.id in chosen))
-    return long, calibration_texts("python-docs", "arithmetic", [measured])[:32]
+    return long, [*itertools.islice(calibration_texts("python-docs", "arithmetic", [measured]), 32)]
 
 
 def _measure(

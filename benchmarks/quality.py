@@ -94,6 +94,8 @@ ROWS = (
     Row("hqq", "int4-g64", "hqq", {"group_size": 64}),
     Row("hqq", "int4-g32", "hqq", {"group_size": 32}),
     Row("bnb", "nf4", "nf4", {"group_size": 64}),
+    Row("llama_cpp", "gguf", "Q4_0"),
+    Row("llama_cpp", "gguf", "Q4_K_M"),
 )
 
 

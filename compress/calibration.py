@@ -7,7 +7,8 @@ evaluated too is refused.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,22 +75,23 @@ def calibration_tokens(
 
 def calibration_texts(
     documents: str | None, problems: str | None, evaluated: Sequence[SampleSet], tokenizer: Any = None
-) -> list[str]:
+) -> Iterator[str]:
     """The texts, the kinds in turn; chat where a tokenizer with a template is given.
 
     Raises:
         InputError: no source at all, or an unknown one.
         Refused: a text that is also evaluated.
     """
-    kinds: list[list[Text]] = []
+    kinds: list[Iterable[Text]] = []
     if documents:
         kinds.append(_documents(documents, evaluated))
     if problems:
         kinds += _problems(problems, PROBLEMS, evaluated, tokenizer)
-    texts = [text.given + text.learnt for text in _in_turn(kinds)]
-    if not texts:
+    texts = (text.given + text.learnt for text in _in_turn(kinds))
+    first = next(texts, None)
+    if first is None:
         raise InputError("no calibration text is left: name documents or problems that the evaluation does not use up")
-    return texts
+    return itertools.chain([first], texts)
 
 
 def training_texts(
@@ -114,7 +116,7 @@ def _documents(source: str, evaluated: Sequence[SampleSet]) -> list[Text]:
     return [Text("", sample.target) for sample in found if read.isdisjoint(_paragraphs(sample.target))]
 
 
-def _problems(source: str, most: int, evaluated: Sequence[SampleSet], tokenizer: Any) -> list[list[Text]]:
+def _problems(source: str, most: int, evaluated: Sequence[SampleSet], tokenizer: Any) -> list[Iterable[Text]]:
     generated = source == "arithmetic"
     options = {"split": "calibration"} if generated else {}
     count = most if generated else None
@@ -129,7 +131,7 @@ def _problems(source: str, most: int, evaluated: Sequence[SampleSet], tokenizer:
     if tokenizer is None or not tokenizer.chat_template:
         return [plain]
     half = len(found) // 2
-    return [plain[:half], [_chat(sample, tokenizer) for sample in found[half:]]]
+    return [plain[:half], (_chat(sample, tokenizer) for sample in found[half:])]  # templates are slow: only those asked
 
 
 def _chat(sample: Sample, tokenizer: Any) -> Text:
@@ -150,8 +152,6 @@ def _paragraphs(text: str) -> set[str]:
     return {" ".join(paragraph.split()) for paragraph in text.split("\n\n")} - {""}
 
 
-def _in_turn(kinds: Sequence[Sequence[Text]]) -> Iterator[Text]:
-    for i in range(max(map(len, kinds), default=0)):
-        for kind in kinds:
-            if i < len(kind):
-                yield kind[i]
+def _in_turn(kinds: Sequence[Iterable[Text]]) -> Iterator[Text]:
+    for each in itertools.zip_longest(*kinds):
+        yield from filter(None, each)

@@ -1,5 +1,6 @@
 """Stages: each from a checkpoint directory to a checkpoint directory, planned from headers before it runs."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -78,7 +79,8 @@ def _plan_kv_cache(options: KvCache, source: Checkpoint, target: Path, place: Pl
 
         wanted, texts = options.calibration, None
         if options.calibrated:
-            texts = calibration_texts(wanted.documents, wanted.problems, place.evaluated)[: wanted.samples]
+            found = calibration_texts(wanted.documents, wanted.problems, place.evaluated)
+            texts = [*itertools.islice(found, wanted.samples)]
         scales = find_scales(
             plan, texts, max_tokens=wanted.length, device=device, trust_remote_code=place.trust_remote_code
         )

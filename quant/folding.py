@@ -25,7 +25,7 @@ __all__ = ["FOLDS", "Fold", "Folded", "equalize"]
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 LATENT = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa")
 MLP = ("mlp.gate_proj", "mlp.up_proj")
-TOKENS = 1024  # about, of calibration, whose inputs decide the factors
+TOKENS = 2048  # about, of calibration, whose inputs decide the factors
 TOLERANCE = 1e-2  # of the block's largest output: far above rounding to bfloat16, far below a wrong fold
 
 

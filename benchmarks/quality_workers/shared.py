@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers.modeling_utils  # noqa: F401 - imports do not count, whoever makes them first
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 

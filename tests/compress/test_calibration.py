@@ -17,7 +17,7 @@ def test_no_paragraph_is_shared_with_what_is_evaluated():
         load_samples("recall", kind="problems", source="recall", count=20, seed=1),
         load_samples("math", kind="problems", source="arithmetic", count=40, seed=1),
     ]
-    texts = calibration_texts("python-docs", "arithmetic", sets)
+    texts = [*calibration_texts("python-docs", "arithmetic", sets)]
     samples = [sample for found in sets for sample in found.samples]
     evaluated = {part for sample in samples for part in paragraphs(f"{sample.context}\n\n{sample.target}")}
     documents = [text for text in texts if not text.startswith("Question: ")]
