@@ -88,9 +88,11 @@ ROWS = (
     *(
         Row("autoround", f"int4-g{size}", f"{iterations}-iterations", {"group_size": size, "iterations": iterations})
         for size in (64, 32)
-        for iterations in (0, 50, 200)
+        for iterations in (0, 16, 50, 200)
     ),
     *(Row("autoround", "mxfp4", f"{n}-iterations", {"scheme": "MXFP4", "iterations": n}) for n in (0, 50, 200)),
+    Row("gptqmodel", "int4-g64", "gptq", {"group_size": 64}),
+    Row("gptqmodel", "int4-g32", "gptq", {"group_size": 32}),
     Row("hqq", "int4-g64", "hqq", {"group_size": 64}),
     Row("hqq", "int4-g32", "hqq", {"group_size": 32}),
     Row("bnb", "nf4", "nf4", {"group_size": 64}),

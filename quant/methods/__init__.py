@@ -48,8 +48,9 @@ METHODS: Mapping[str, Method] = {
         "the same, aimed at the unquantized model's outputs", compensate=True, propagate=True, equalize=True
     ),
     "learned": Method(
-        "awq-gptq, then codes learned towards the unquantized block's outputs",
+        "awq-gptaq, then codes learned towards the unquantized block's outputs",
         compensate=True,
+        propagate=True,
         equalize=True,
         learn=True,
     ),
