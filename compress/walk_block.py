@@ -195,7 +195,7 @@ class _Passes:
     def __init__(self, block: Block, groups: Sequence[Group]) -> None:
         self.block, self.groups = block, groups
         self.batches = batches(block.inputs)
-        self.passes = [PausedPass(partial(_forward, block, batch)) for batch in self.batches]
+        self.passes = [PausedPass(partial(block.forward, batch)) for batch in self.batches]
         self.running = self.passes[0]
         self._hooks = ExitStack()
 
@@ -206,11 +206,11 @@ class _Passes:
             self.resume(each)
 
     def __exit__(self, *_: object) -> None:
+        finished = all(each.ended for each in self.passes)
         for each in self.passes:
-            if not each.ended:
-                each.abandon()
+            each.abandon()
         self._hooks.close()
-        self.block.finished = all(each.ended for each in self.passes)
+        self.block.finished = finished
 
     def waiting_at(self, group: Group) -> list[PausedPass]:
         return [each for each in self.passes if each.at == group.names]
@@ -218,7 +218,8 @@ class _Passes:
     def resume(self, each: PausedPass) -> None:
         """Let one pass run on; when it ends, its outputs take the place of its inputs."""
         self.running = each
-        each.resume()
+        with torch.no_grad():
+            each.resume()
         if each.ended:
             self.batches[self.passes.index(each)].copy_(each.take())
 
@@ -232,11 +233,6 @@ class _Passes:
 def _aligned(waiting: Sequence[Sequence[PausedPass]]) -> list[tuple[Tensor, ...]]:
     """What the passes of each lane show, batch by batch; lanes that do not stop here are left out."""
     return list(zip(*([each.shown() for each in lane] for lane in waiting if lane), strict=True))
-
-
-def _forward(block: Block, batch: Tensor, _: PausedPass) -> Tensor:
-    with torch.no_grad():  # a thread starts with gradients on
-        return block.forward(batch)
 
 
 def _note(seen: dict[int, tuple[Tensor, list[str]]], name: str, linear: nn.Module, args: tuple[Tensor, ...]) -> None:

@@ -6,43 +6,38 @@ inputs that it will never see again. Here every batch is a forward pass of its o
 layers begins and resumes, with the new weights in place, when all batches have been there: one forward pass in all, and
 every layer is calibrated on its true inputs.
 
-A paused pass is a Python thread that waits; a baton makes sure that only one of them ever runs, so that the order of
-events is as fixed as in a loop. The price is memory: the intermediate activations of all batches are alive at once.
+A paused pass is a greenlet, a call stack that is put aside: all passes run in one thread, one after the other, in an
+order as fixed as that of a loop, and share its memory pools. The price is memory: the intermediate activations of all
+batches are alive at once. What torch keeps by thread, such as whether gradients are on, is the caller's to set.
 """
 
 from collections.abc import Callable, Hashable
-from threading import Semaphore, Thread
 
+from greenlet import GreenletExit, greenlet
 from torch import Tensor
 
 __all__ = ["PausedPass"]
 
 
-class _Abandoned(BaseException):
-    """Unwinds a pass that nobody will resume; not an error, so that no handler on its way stops it."""
-
-
 class PausedPass:
     """One call that runs in turns: until it pauses, then until the next time, until it returns."""
 
-    def __init__(self, function: Callable[["PausedPass"], Tensor]) -> None:
+    def __init__(self, function: Callable[[], Tensor]) -> None:
         self.at: Hashable | None = None  # where it waits; None before it starts and once it has ended
-        self.ended = False
         self._shown: Tensor | None = None
         self._result: Tensor | None = None
-        self._function = function
-        self._error: Exception | None = None
-        self._abandoned = False
-        self._go, self._back = Semaphore(0), Semaphore(0)
-        self._thread = Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._stack = greenlet(function)
+
+    @property
+    def ended(self) -> bool:
+        """It has returned, failed or been abandoned."""
+        return bool(self._stack.dead)
 
     def resume(self) -> None:
         """Run to the next pause or to the end; an error of the pass is raised here."""
-        self._go.release()
-        self._back.acquire()
-        if self._error is not None:
-            raise self._error
+        result = self._stack.switch()
+        if self.ended:
+            self._result = result
 
     def shown(self) -> Tensor:
         """The tensor at which it is paused."""
@@ -60,26 +55,10 @@ class PausedPass:
     def pause(self, at: Hashable, tensor: Tensor) -> None:
         """Called from inside the pass: hand control back and wait."""
         self.at, self._shown = at, tensor
-        self._back.release()
-        self._go.acquire()
+        self._stack.parent.switch()
         self.at = self._shown = None
-        if self._abandoned:
-            raise _Abandoned
 
     def abandon(self) -> None:
         """End a pass that is paused or was never started; one that has ended stays as it is."""
-        self._abandoned = True
-        self._go.release()
-        self._thread.join()
-
-    def _run(self) -> None:
-        self._go.acquire()
-        try:
-            if not self._abandoned:
-                self._result = self._function(self)
-        except _Abandoned:
-            pass
-        except Exception as error:  # noqa: BLE001 - raised again by resume(), in the thread that waits for it
-            self._error = error
-        self.ended = True
-        self._back.release()
+        if not self.ended:
+            self._stack.throw(GreenletExit)
