@@ -27,7 +27,7 @@ from quant.methods.solve import Solution
 __all__ = ["Learning", "learn_block"]
 
 RATE = 0.005  # of a step of the grid, at the first iteration; falls to zero
-LOOKS = 3  # at most, at the loss on all tokens; the last is after the last iteration
+LOOKS = 2  # at most, at the loss on all tokens; the last is after the last iteration
 
 
 @dataclass(frozen=True)
