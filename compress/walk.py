@@ -37,7 +37,7 @@ __all__ = ["Block", "Group", "Whole", "walk"]
 
 DTYPE = torch.float32  # of weights and hidden states while they compute
 NO_CALL: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})  # of a chain, which keeps those of its blocks
-EXPERT_FLOOR = 64  # tokens of each batch that every expert sees at least
+EXPERT_FLOOR = 32  # tokens of each batch that every expert sees at least
 
 
 @dataclass(frozen=True)

@@ -90,15 +90,11 @@ class Block:
             self.layouts[key] = [tuple(group) for _, group in seen.values()]
         return self.layouts[key]
 
-    def observe(self, names: Sequence[str], *, tokens: int | None = None) -> list[Group]:
-        """The groups of `names` as the block is now, with statistics; changes nothing.
-
-        Args:
-            tokens: about how many of the first batch to look at; all of all batches if None.
-        """
+    def observe(self, names: Sequence[str], *, first: bool = False) -> list[Group]:
+        """The groups of `names` as the block is now, statistics of all batches or the first alone; changes nothing."""
         groups, seen = self._groups(names), batches(self.inputs)
-        if tokens is not None:  # the first rank has the first batch
-            seen = [seen[0][: max(tokens // self.inputs.shape[1], 1)]] if rank_of()[0] == 0 else []
+        if first:  # the first rank has it
+            seen = seen[:1] if rank_of()[0] == 0 else []
         with hooked({group.linears[0]: partial(_count, group) for group in groups}), torch.no_grad():
             for batch in seen:
                 self.forward(batch)
@@ -202,15 +198,22 @@ class _Passes:
     def __enter__(self) -> None:
         hooks = {linear: partial(self._enter, group) for group in self.groups for linear in group.linears}
         self._hooks.enter_context(hooked(hooks))
-        for each in self.passes:
-            self.resume(each)
+        self._hooks.callback(self._abandon)
+        try:
+            for each in self.passes:
+                self.resume(each)
+        except BaseException:
+            self._hooks.close()
+            raise
 
     def __exit__(self, *_: object) -> None:
-        finished = all(each.ended for each in self.passes)
-        for each in self.passes:
-            each.abandon()
+        self.block.finished = all(each.ended for each in self.passes)
         self._hooks.close()
-        self.block.finished = finished
+
+    def _abandon(self) -> None:
+        with torch.no_grad():
+            for each in self.passes:
+                each.abandon()
 
     def waiting_at(self, group: Group) -> list[PausedPass]:
         return [each for each in self.passes if each.at == group.names]

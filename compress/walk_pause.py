@@ -8,12 +8,13 @@ every layer is calibrated on its true inputs.
 
 A paused pass is a greenlet, a call stack that is put aside: all passes run in one thread, one after the other, in an
 order as fixed as that of a loop, and share its memory pools. The price is memory: the intermediate activations of all
-batches are alive at once. What torch keeps by thread, such as whether gradients are on, is the caller's to set.
+batches are alive at once. What torch keeps by thread, such as whether gradients are on, is the caller's to set, and
+a pass must not pause inside a setting of its own, such as autocast.
 """
 
 from collections.abc import Callable, Hashable
 
-from greenlet import GreenletExit, greenlet
+from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor
 
 __all__ = ["PausedPass"]
@@ -53,10 +54,18 @@ class PausedPass:
         return result
 
     def pause(self, at: Hashable, tensor: Tensor) -> None:
-        """Called from inside the pass: hand control back and wait."""
+        """Called from inside the pass: hand control back and wait.
+
+        Raises:
+            RuntimeError: called from elsewhere.
+        """
+        if getcurrent() is not self._stack:
+            raise RuntimeError("a block whose passes are paused cannot be run")
         self.at, self._shown = at, tensor
-        self._stack.parent.switch()
-        self.at = self._shown = None
+        try:
+            self._stack.parent.switch()
+        finally:
+            self.at = self._shown = None
 
     def abandon(self) -> None:
         """End a pass that is paused or was never started; one that has ended stays as it is."""

@@ -1,6 +1,7 @@
 """The grids of values that codes stand for, and rounding onto them: E4M3, E2M1, integers, E8M0 exponents.
 
-Every function is elementwise, pure, float32 inside, rounds ties to even, and gives the same bytes eager and compiled.
+Every function is elementwise, pure, float32 inside, rounds ties to even, and gives the same bytes eager and compiled,
+but for `e4m3_nearest`, which is for eager use.
 That decides how some are written. `round_to` works on bits, because a compiler may drop a narrowing cast that is
 widened at once. `e2m1` and the compiled path of `e4m3` are float arithmetic: inductor casts to float8, and float32 to
 its bits, one element at a time on AVX2 (2 to 4 times slower), and eager `torch.where` costs 20 additions.

@@ -25,7 +25,6 @@ __all__ = ["FOLDS", "Fold", "Folded", "equalize"]
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 LATENT = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa")
 MLP = ("mlp.gate_proj", "mlp.up_proj")
-TOKENS = 2048  # about, of calibration, whose inputs decide the factors
 TOLERANCE = 1e-2  # of the block's largest output: far above rounding to bfloat16, far below a wrong fold
 
 
@@ -91,7 +90,7 @@ def equalize(
     with torch.no_grad():
         before = block.forward(block.inputs[:1])
     seen: dict[str, _Seen] = {}
-    for group in block.observe([*formats], tokens=TOKENS):
+    for group in block.observe([*formats], first=True):
         seen |= dict.fromkeys(group.names, _Seen(cost(group), group.statistics.sample))
     folds = {
         producer: _fold(block, producer, readers, formats[readers[0]], seen[readers[0]], dtype)

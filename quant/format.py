@@ -1,19 +1,19 @@
 """What a number format is: a grid of values, the block of weights that shares one scale, and its bytes.
 
-A format defines the grid; a method chooses codes and scales. Every method works on the three verbs `choose`, `encode`
-and `decode` alone, so that every method works with every format; `pack` and `unpack` know the bytes on disk.
+A format defines the grid; a method chooses codes and scales. Every method works on the first five verbs alone, so
+that every method works with every format; `pack` and `unpack` know the bytes on disk.
 
     choose(W)              -> Scales      round-to-nearest scales, in the dtype they are stored in
     encode(W, scales)      -> codes       nearest code of every weight
     decode(codes, scales)  -> W~          the weight an engine computes with, float32
+    multiplier(scales)     -> m           what a code's value is multiplied with, float32, one per block
+    nearest(x)             -> x~          float32 rounded to the grid
     pack(codes, scales)    -> tensors     the bytes of the checkpoint that depend on values, by tensor suffix
     constants(shape)       -> tensors     the bytes that depend on the shape alone
     unpack(tensors, shape) -> codes, scales
 
-A search that rounds the same weights many times needs no codes, only what they decode to. With z the zero point, 0
-where there is none, that is
-
-    W~ = (nearest(W / m + z) - z) m,    m = multiplier(scales), nearest onto the grid
+Who rounds the same weights many times needs no codes, only what they decode to: W~ = (nearest(W / m + z) - z) m, z the
+zero point or 0. bitsandbytes' formats, which multiply by an inverse, may differ from it in a last bit.
 
 O = out_features (rows), I = in_features (columns); weights are (O, I).
 
@@ -77,7 +77,7 @@ class Format:
     encode: Callable[[Tensor, Scales], Tensor]
     decode: Callable[[Tensor, Scales], Tensor]
     multiplier: Callable[[Scales], Tensor]  # float32, (rows of blocks, columns of blocks)
-    nearest: Callable[[Tensor], Tensor]  # float32 to float32, saturating, ties to even
+    nearest: Callable[[Tensor], Tensor]  # float32 to float32, saturating
     pack: Callable[[Tensor, Scales], dict[str, Tensor]]
     constants: Callable[[tuple[int, int], torch.dtype], dict[str, Tensor]] = lambda shape, dtype: {}
     unpack: Callable[[Mapping[str, Tensor], tuple[int, int]], tuple[Tensor, Scales]]

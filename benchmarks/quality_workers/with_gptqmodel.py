@@ -31,7 +31,6 @@ def main() -> None:
     model.quantize(rows, batch_size=8)
     packed = request.target / "packed"
     model.save(str(packed))
-    request.done(bits=4 + (16 + 4) / request.options["group_size"])
     tensors: dict[str, dict[str, torch.Tensor]] = {}
     for file in packed.glob("*.safetensors"):
         for name, tensor in load_file(file).items():
@@ -39,7 +38,10 @@ def main() -> None:
             tensors.setdefault(owner, {})[leaf] = tensor
     offset = 0 if config.format == "gptq_v2" else 1
     layers = {name: parts for name, parts in tensors.items() if "qweight" in parts}
-    request.save_dequantized({name: dequantized(parts, offset) for name, parts in layers.items()})
+    weights = {name: dequantized(parts, offset) for name, parts in layers.items()}
+    stored = sum(8 * part.nbytes for parts in layers.values() for part in parts.values())
+    request.done(bits=stored / sum(weight.numel() for weight in weights.values()))
+    request.save_dequantized(weights)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import copyreg
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -117,8 +117,8 @@ def _hint(word: str, known: Mapping[str, Any]) -> str:
     return f", did you mean {close[0]!r}?" if close else ""
 
 
-def _rebuild(name: str, options: Mapping[str, Any]) -> Format:
-    return make_format(name, **options)
+def _rebuild(name: str, options: Mapping[str, Any], activations: Mapping[str, Any] | None) -> Format:
+    return replace(make_format(name, **options), activations=activations)  # a checkpoint may have others
 
 
-copyreg.pickle(Format, lambda fmt: (_rebuild, (fmt.name, dict(fmt.options))))  # to other processes go no functions
+copyreg.pickle(Format, lambda fmt: (_rebuild, (fmt.name, dict(fmt.options), fmt.activations)))  # functions stay here

@@ -35,7 +35,9 @@ def bnb_int8() -> Format:
         choose=lambda weight, absmax: Scales(block_absmax(weight, dim=1, keepdim=True)),
         encode=_encode,
         decode=lambda codes, scales: codes * scales.scale * ONE_127TH,
-        multiplier=lambda scales: (scales.scale * ONE_127TH).clamp(min=1e-38),  # zeros are divided by it
+        multiplier=lambda scales: (scales.scale * ONE_127TH).clamp(
+            min=torch.finfo(torch.float32).tiny
+        ),  # zeros are divided by it
         nearest=partial(integers_nearest, bits=8),
         pack=lambda codes, scales: {"weight": codes, "SCB": scales.scale.flatten()},
         constants=lambda shape, dtype: {"weight_format": torch.tensor(0, dtype=torch.uint8)},

@@ -9,7 +9,7 @@ double quantization of absmax, and blocks that cross rows.
 
 import json
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ def nf4() -> Format:
         choose=lambda weight, absmax: Scales(block_absmax(grouped(weight, BLOCK), dim=2)),
         encode=_encode,
         decode=_decode,
-        multiplier=lambda scales: scales.scale.clamp(min=1e-38),  # zeros are divided by it
+        multiplier=lambda scales: scales.scale.clamp(min=torch.finfo(torch.float32).tiny),  # not 0 / 0
         nearest=_nearest,
         pack=_pack,
         constants=_constants,
@@ -74,8 +74,13 @@ def _encode(weight: Tensor, scales: Scales) -> Tensor:
 
 
 def _nearest(x: Tensor) -> Tensor:
-    table = torch.tensor(NF4, device=x.device)
-    return table[torch.bucketize(x, torch.tensor(BOUNDS, device=x.device))]
+    table, bounds = _tables(x.device)
+    return table[torch.bucketize(x, bounds)]
+
+
+@cache
+def _tables(device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.tensor(NF4, device=device), torch.tensor(BOUNDS, device=device)
 
 
 def _decode(codes: Tensor, scales: Scales) -> Tensor:

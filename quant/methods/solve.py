@@ -169,7 +169,7 @@ def _relative(weight: Tensor, others: Sequence[Tensor], hessian: Tensor) -> list
     """tr(D H D^T) / tr(W H W^T) of each other weight, as SEEN of their rows tell it."""
     every = -(-len(weight) // SEEN)
     energy = output_error(weight[::every], hessian).sum().clamp(min=torch.finfo(torch.float32).tiny)
-    return [float(output_error((weight - other)[::every], hessian).sum() / energy) for other in others]
+    return [float(output_error(weight[::every] - other[::every], hessian).sum() / energy) for other in others]
 
 
 def _report(weight: Tensor, rounded: Tensor, nearest: Tensor, inputs: Inputs) -> LayerReport:

@@ -165,6 +165,42 @@ def test_leaving_a_walk_in_the_middle_of_a_block_ends_its_passes(tiny_models, sm
     assert not [each for each in gc.get_objects() if isinstance(each, greenlet) and each is not getcurrent() and each]
 
 
+def test_paused_passes_leave_gradients_as_they_were_and_their_block_cannot_be_run(tiny_models, small_batches):
+    for block in walk(Checkpoint.open(tiny_models("llama")), tokens(), device=CPU):
+        for _ in block.groups(list(block.linears)):
+            assert torch.is_grad_enabled()
+            with pytest.raises(RuntimeError, match=r"^a block whose passes are paused cannot be run$"):
+                block.forward(block.inputs[:1])
+            break
+        break
+    assert torch.is_grad_enabled()
+
+
+def test_an_abandoned_pass_lets_go_of_what_it_showed():
+    def show():
+        with torch.no_grad():  # left while the pass is thrown out
+            each.pause("here", torch.zeros(1))
+
+    each = PausedPass(show)
+    each.resume()
+    assert each.at == "here" and each.shown().shape == (1,)
+    with torch.no_grad():
+        each.abandon()
+    assert each.ended and each.at is None
+    with pytest.raises(ValueError, match="the pass is not paused"):
+        each.shown()
+
+
+def test_a_pass_that_fails_before_it_pauses_leaves_no_hooks(tiny_models, small_batches):
+    block = next(walk(Checkpoint.open(tiny_models("llama")), tokens(), device=CPU))
+    names = list(block.linears)
+    block.layout(names)
+    block.module.input_layernorm.weight = torch.nn.Parameter(torch.ones(3))
+    with pytest.raises(RuntimeError, match="must match the size"):
+        next(block.groups(names))
+    assert not any(linear._forward_pre_hooks for linear in block.linears.values())
+
+
 def test_an_error_inside_a_pass_is_raised_where_it_is_resumed():
     def fail():
         raise RuntimeError("out of memory")

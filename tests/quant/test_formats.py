@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -95,7 +96,8 @@ def test_rounding_without_codes_is_what_codes_decode_to(name, options, kind):
 def test_a_format_travels_to_other_processes(name, options):
     fmt = make_format(name, **options)
     weight = heavy_tailed(torch.bfloat16)
-    assert raw(run(pickle.loads(pickle.dumps(fmt)), weight)) == raw(run(fmt, weight))
+    sent = pickle.loads(pickle.dumps(replace(fmt, activations={"num_bits": 8})))
+    assert raw(run(sent, weight)) == raw(run(fmt, weight)) and sent.activations == {"num_bits": 8}
 
 
 @pytest.mark.parametrize("name, options", CASES)
