@@ -107,7 +107,11 @@ def _block(model: Skeleton, index: int, module: nn.Module, hidden: Tensor, devic
         call=call,
         linears={name: part for name, part in named.items() if isinstance(part, nn.Linear)},
         tensors={model.names(index, name): tensor for name, tensor in module.state_dict(keep_vars=True).items()},
-        experts={name: part for name, part in named.items() if isinstance(part, SeparateExperts)},
+        experts={
+            model.names(index, f"{name}.0.gate_proj").rpartition(".0.")[0]: part  # named as what is inside them
+            for name, part in module.named_modules()
+            if isinstance(part, SeparateExperts)
+        },
     )
 
 
