@@ -97,7 +97,6 @@ def _chains(whole: Whole, tokens: Tensor, device: torch.device, *, trust_remote_
 
 
 def _block(model: Skeleton, index: int, module: nn.Module, hidden: Tensor, device: torch.device, call: Any) -> Block:
-    named = {model.names(index, name): part for name, part in module.named_modules()}
     return Block(
         index=index,
         name=f"{model.prefix}.{index}",
@@ -105,7 +104,9 @@ def _block(model: Skeleton, index: int, module: nn.Module, hidden: Tensor, devic
         inputs=hidden,
         device=device,
         call=call,
-        linears={name: part for name, part in named.items() if isinstance(part, nn.Linear)},
+        linears={
+            model.names(index, name): part for name, part in module.named_modules() if isinstance(part, nn.Linear)
+        },
         tensors={model.names(index, name): tensor for name, tensor in module.state_dict(keep_vars=True).items()},
         experts={
             model.names(index, f"{name}.0.gate_proj").rpartition(".0.")[0]: part  # named as what is inside them

@@ -197,14 +197,12 @@ class _Passes:
 
     def __enter__(self) -> None:
         hooks = {linear: partial(self._enter, group) for group in self.groups for linear in group.linears}
-        self._hooks.enter_context(hooked(hooks))
-        self._hooks.callback(self._abandon)
-        try:
+        with ExitStack() as stack:  # undone if a pass fails before it pauses
+            stack.enter_context(hooked(hooks))
+            stack.callback(self._abandon)
             for each in self.passes:
                 self.resume(each)
-        except BaseException:
-            self._hooks.close()
-            raise
+            self._hooks = stack.pop_all()
 
     def __exit__(self, *_: object) -> None:
         self.block.finished = all(each.ended for each in self.passes)

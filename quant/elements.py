@@ -1,7 +1,6 @@
 """The grids of values that codes stand for, and rounding onto them: E4M3, E2M1, integers, E8M0 exponents.
 
-Every function is elementwise, pure, float32 inside, rounds ties to even, and gives the same bytes eager and compiled,
-but for `e4m3_nearest`, which is for eager use.
+Every function is elementwise, pure, float32 inside, rounds ties to even, and gives the same bytes eager and compiled.
 That decides how some are written. `round_to` works on bits, because a compiler may drop a narrowing cast that is
 widened at once. `e2m1` and the compiled path of `e4m3` are float arithmetic: inductor casts to float8, and float32 to
 its bits, one element at a time on AVX2 (2 to 4 times slower), and eager `torch.where` costs 20 additions.
@@ -109,7 +108,7 @@ def e4m3(x: Tensor) -> Tensor:
 
 def e4m3_nearest(x: Tensor) -> Tensor:
     """float32 `x` rounded to values of E4M3, saturating at ±448."""
-    return x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).float()
+    return e4m3_values(e4m3(x))
 
 
 def e4m3_values(codes: Tensor) -> Tensor:

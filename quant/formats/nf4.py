@@ -84,7 +84,7 @@ def _tables(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _decode(codes: Tensor, scales: Scales) -> Tensor:
-    values = torch.tensor(NF4, device=codes.device)[codes.int()]
+    values = _tables(codes.device)[0][codes.int()]
     return (grouped(values, BLOCK) * scales.scale.unsqueeze(2)).flatten(1)
 
 

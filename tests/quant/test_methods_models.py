@@ -179,7 +179,7 @@ def test_learning_ends_closer_to_the_unquantized_outputs(name, tiny_models):
     assignments = {a.module.name: a for a in plan_for(source, fmt).quantized}
     seen = tokens(64)
     errors = {}
-    for method in ("awq-gptaq", "learned"):
+    for method in ("awq-gptq", "awq-gptaq", "learned"):
         for block in walk(Checkpoint.open(source), seen, device=CPU, reference=True):
             mine = {name: assignments[name] for name in block.linears}
             stored, report = quantize_block(block, mine, METHODS[method], iterations=40)
@@ -189,7 +189,7 @@ def test_learning_ends_closer_to_the_unquantized_outputs(name, tiny_models):
             assert all(torch.equal(block.linears[each].weight, rounded[each]) for each in mine)
             block.finish()
         errors[method] = float((block.inputs - block.twin.inputs).norm())
-    assert errors["learned"] < errors["awq-gptaq"]
+    assert errors["learned"] < min(errors["awq-gptaq"], 0.97 * errors["awq-gptq"])
 
 
 def test_learning_never_makes_a_block_worse(tiny_models, monkeypatch):
