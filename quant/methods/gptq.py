@@ -63,25 +63,25 @@ def factorize(hessian: Tensor, *, damping: float) -> Factor:
     Raises:
         ValueError: H is not finite, or not positive definite even with the largest damping.
     """
-    order, lower, damping = _cholesky(hessian, damping)
+    order, lower, damping = _cholesky(hessian, damping, torch.float64)
     upper = _invert(lower.float()).flip(0, 1)
     return Factor(order, upper, damping, int((hessian.diagonal() == 0).sum()))
 
 
 def compensated_importance(hessian: Tensor, *, damping: float) -> Tensor:
-    """`factorize(...).importance` without the inverse: 1 / U_jj is the diagonal of the Cholesky factor."""
-    order, lower, _ = _cholesky(hessian, damping)
-    return _unordered(lower.diagonal().flip(0).square().float(), order)
+    """`factorize(...).importance` without the inverse, to two digits: 1 / U_jj is the diagonal of the Cholesky factor."""
+    order, lower, _ = _cholesky(hessian, damping, torch.float32)
+    return _unordered(lower.diagonal().flip(0).square(), order)
 
 
-def _cholesky(hessian: Tensor, damping: float) -> tuple[Tensor, Tensor, float]:
-    """The order of the columns, L of the damped H in the opposite order (float64), and the damping that it took."""
+def _cholesky(hessian: Tensor, damping: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, float]:
+    """The order of the columns, L of the damped H in the opposite order, and the damping that it took."""
     if not bool(hessian.isfinite().all()):
         raise ValueError("the input statistics are not finite: the calibration activations hold NaN or inf")
-    diagonal = hessian.diagonal().double()
+    diagonal = hessian.diagonal().to(dtype)
     order = torch.argsort(diagonal, descending=True, stable=True)
     last_first = order.flip(0)
-    matrix = hessian[last_first][:, last_first].double()
+    matrix = hessian[last_first][:, last_first].to(dtype)
     dead = matrix.diagonal() == 0
     matrix.diagonal()[dead] = 1.0 if bool(dead.all()) else diagonal.mean()
     mean = matrix.diagonal().mean()

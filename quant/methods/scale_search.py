@@ -141,9 +141,9 @@ def _kind(scales: Scales, fmt: Format) -> str:
 
 
 # choose() covers the extreme with 7.5 steps of INT4, with 127.5 of INT8, with 448 of E4M3
-FINE = [_ratio(1 + sign * step) for step in (0.03, 0.02, 0.01) for sign in (-1, 1)]
+FINE = [_ratio(1 + sign * step) for step in (0.03, 0.015) for sign in (-1, 1)]
 PASSES: dict[str, list[list[Move]]] = {
-    "int4": [[_ratio(sign * ratio) for ratio in _steps(0.62, 1.06, 12) for sign in (-1, 1)], FINE],
+    "int4": [[_ratio(sign * ratio) for ratio in _steps(0.68, 1.04, 7) for sign in (-1, 1)], FINE],
     "int8": [[_ratio(sign * ratio) for ratio in _steps(0.80, 1.0, 9) for sign in (-1, 1)], FINE],
     "table": [[_ratio(ratio) for ratio in _steps(0.7, 1.05, 8)], FINE],
     "float8": [[_ratio(ratio) for ratio in _steps(0.5, 1.0, 17)], FINE],
