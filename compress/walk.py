@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from compress.checkpoint import Checkpoint
 from compress.errors import InputError
+from compress.memory import release_freed
 from compress.walk_block import BATCH_TOKENS, Block, Group, batches, rank_of
 from compress.walk_model import Chain, SeparateExperts, Skeleton, skeleton
 
@@ -86,6 +87,7 @@ def walk(
             block.twin = _block(model, index, twin, float_hidden, device, call)
         yield block
         block.finish()
+        release_freed()
 
 
 def _chains(whole: Whole, tokens: Tensor, device: torch.device, *, trust_remote_code: bool) -> Callable[[int], Chain]:
