@@ -69,7 +69,7 @@ def factorize(hessian: Tensor, *, damping: float) -> Factor:
 
 
 def compensated_importance(hessian: Tensor, *, damping: float) -> Tensor:
-    """`factorize(...).importance` without the inverse, to two digits: 1 / U_jj is the diagonal of the Cholesky factor."""
+    """`factorize(...).importance` from L alone, whose diagonal is 1 / U_jj; in float32, which is enough to compare by."""
     order, lower, _ = _cholesky(hessian, damping, torch.float32)
     return _unordered(lower.diagonal().flip(0).square(), order)
 
