@@ -69,7 +69,7 @@ def factorize(hessian: Tensor, *, damping: float) -> Factor:
 
 
 def compensated_importance(hessian: Tensor, *, damping: float) -> Tensor:
-    """`factorize(...).importance` from L alone, whose diagonal is 1 / U_jj; in float32, which is enough to compare by."""
+    """`factorize(...).importance` from L alone, whose diagonal is 1 / U_jj, in float32: enough to compare by."""
     order, lower, _ = _cholesky(hessian, damping, torch.float32)
     return _unordered(lower.diagonal().flip(0).square(), order)
 
